@@ -1,0 +1,55 @@
+# One command each for the user, and the same commands for CI.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+MODEL ?= smollm2
+LOCK := deploy/locks/constraints.txt
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install model serve test check proto format lock bench clean
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1	/' | expand -t 20
+
+install: $(VENV)/.installed  ## make .venv and install everything, locked
+
+$(VENV)/.installed: pyproject.toml $(LOCK)
+	$(PYTHON) -m venv $(VENV)
+	@# torch first and alone: an open range would pull a CUDA build of gigabytes on a machine without a GPU
+	$(BIN)/python deploy/install_torch.py $(TORCH)
+	$(BIN)/pip install --disable-pip-version-check -q -c $(LOCK) -e '.[dev]'
+	@touch $@
+
+model: install  ## fetch and convert the built-in model (once)
+	$(BIN)/triptych prepare $(MODEL)
+
+serve: install  ## serve the built-in model on http://127.0.0.1:8000 (MODEL=…, ARGS=…)
+	@exec $(BIN)/triptych serve --model $(MODEL) $(ARGS)
+
+test: model  ## all CPU tests
+	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+
+check: install  ## lint, types, import rules, protobuf drift
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python proto/generate.py --check
+
+format: install  ## format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: install  ## generate the protobuf code
+	$(BIN)/python proto/generate.py
+
+bench: model  ## measure (see docs/benchmarks.md)
+	cd tests && ../$(BIN)/python -m bench $(ARGS)
+
+lock: install  ## write the versions in .venv to the constraints file
+	$(BIN)/python deploy/write_lock.py $(LOCK)
+
+clean:  ## remove what make made (not the model cache)
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""What the services share: wire structs, errors, conversion, HTTP and gRPC plumbing, settings."""

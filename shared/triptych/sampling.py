@@ -1,0 +1,157 @@
+"""Bounds of sampling parameters and prompts: one check for render and for generate's door."""
+
+import msgspec
+
+from triptych.errors import ContextLengthError, InvalidRequestError
+from triptych.wire import MAX_TOKEN_ID, GenerateRequest, SamplingParams
+
+#: Most entries of ``logprob_token_ids`` (logprobs.md, section 1).
+MAX_LOGPROB_TOKEN_IDS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 1024
+MAX_SEED = 2**63 - 1
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a deployment allows. ``max_logprobs`` -1 allows the whole vocabulary."""
+
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int = 20
+    max_n: int = 64
+
+
+def check_request(request: GenerateRequest, limits: Limits) -> None:
+    """Refuse what generate cannot serve, with the limit and the value.
+
+    Raises:
+        InvalidRequestError: a parameter out of its range, a token id outside the vocabulary.
+        ContextLengthError: no room for the prompt.
+    """
+    check_sampling(request.sampling_params, limits)
+    check_prompt(request.token_ids, request.sampling_params, limits)
+    num_output = request.resume_from
+    if not 0 <= num_output < len(request.token_ids):
+        _refuse("resume_from", num_output, f"between 0 and {len(request.token_ids) - 1}")
+    if num_output and request.sampling_params.n > 1:
+        raise InvalidRequestError(
+            f"resume_from continues one sequence, but n is {request.sampling_params.n}",
+            param="resume_from",
+        )
+
+
+def check_prompt(token_ids: list[int], params: SamplingParams, limits: Limits) -> None:
+    """Refuse an empty prompt, ids outside the vocabulary, and prompts that leave no room."""
+    if not token_ids:
+        raise InvalidRequestError("token_ids is empty; at least 1 is needed", param="token_ids")
+    room = limits.max_model_len - (0 if params.max_tokens == 0 else 1)
+    if len(token_ids) > room:
+        raise ContextLengthError(
+            f"prompt has {len(token_ids):,} tokens, limit is {room:,} "
+            f"(context {limits.max_model_len:,}, at least "
+            f"{limits.max_model_len - room} for output)",
+            param="token_ids",
+        )
+    _check_ids("token_ids", token_ids, limits)
+
+
+def check_sampling(params: SamplingParams, limits: Limits) -> None:
+    """Refuse sampling parameters out of their ranges or that need text."""
+    _check_text_free(params)
+    _check_ranges(params, limits)
+    _check_counts(params, limits)
+    _check_id_lists(params, limits)
+
+
+def _check_text_free(params: SamplingParams) -> None:
+    for name in ("stop", "bad_words", "structured_outputs"):
+        if getattr(params, name):
+            raise InvalidRequestError(
+                f"{name} needs text, and generate has no tokenizer: stop strings are matched by "
+                f"derender (send it the request), other text is turned into ids by render",
+                param=f"sampling_params.{name}",
+            )
+
+
+def _check_ranges(params: SamplingParams, limits: Limits) -> None:
+    p = params
+    checks = (
+        ("n", 1 <= p.n <= limits.max_n, f"between 1 and {limits.max_n}"),
+        ("temperature", 0 <= p.temperature < float("inf"), "0 or more, and finite"),
+        ("top_p", 0 < p.top_p <= 1, "in (0, 1]"),
+        ("top_k", p.top_k >= -1, "0 or -1 (off), or at least 1"),
+        ("min_p", 0 <= p.min_p <= 1, "in [0, 1]"),
+        ("presence_penalty", -2 <= p.presence_penalty <= 2, "in [-2, 2]"),
+        ("frequency_penalty", -2 <= p.frequency_penalty <= 2, "in [-2, 2]"),
+        ("repetition_penalty", 0 < p.repetition_penalty < float("inf"), "above 0, and finite"),
+        ("seed", p.seed is None or -MAX_SEED - 1 <= p.seed <= MAX_SEED, "a 64-bit integer"),
+        ("max_tokens", p.max_tokens is None or p.max_tokens >= 0, "0 or more"),
+        ("min_tokens", p.min_tokens >= 0, "0 or more"),
+    )
+    for name, is_good, wanted in checks:
+        if not is_good:
+            _refuse(name, getattr(p, name), wanted)
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        _refuse("min_tokens", p.min_tokens, f"at most max_tokens, which is {p.max_tokens}")
+
+
+def _check_counts(params: SamplingParams, limits: Limits) -> None:
+    num_allowed = len(params.allowed_token_ids or ())
+    for name in ("logprobs", "prompt_logprobs"):
+        asked: int | None = getattr(params, name)
+        if asked is None:
+            continue
+        if asked < -1:
+            _refuse(name, asked, "0 or more, or -1 for the whole vocabulary")
+        if limits.max_logprobs == -1:
+            continue
+        most = limits.max_logprobs
+        if name == "logprobs":
+            most = max(most, num_allowed)
+        if (limits.vocab_size if asked == -1 else asked) > most:
+            _refuse(name, asked, f"at most {most}")
+
+
+def _check_id_lists(params: SamplingParams, limits: Limits) -> None:
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        _refuse("allowed_token_ids", [], "null or a list with at least 1 id")
+    bounded = (
+        ("allowed_token_ids", params.allowed_token_ids, limits.vocab_size),
+        ("logprob_token_ids", params.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS),
+        ("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS),
+        ("logit_bias", list(params.logit_bias or ()), limits.vocab_size),
+    )
+    for name, ids, most in bounded:
+        _check_list(name, ids or [], most, limits)
+    words = params.bad_words_token_ids or []
+    if len(words) > MAX_BAD_WORDS:
+        _refuse("bad_words_token_ids", f"{len(words):,} entries", f"at most {MAX_BAD_WORDS:,}")
+    for word in words:
+        if not word:
+            _refuse("bad_words_token_ids", word, "lists with at least 1 id each")
+        _check_list("bad_words_token_ids", word, limits.max_model_len, limits)
+
+
+def _check_list(name: str, ids: list[int], most: int, limits: Limits) -> None:
+    if len(ids) > most:
+        _refuse(name, f"{len(ids):,} entries", f"at most {most:,}")
+    _check_ids(f"sampling_params.{name}", ids, limits)
+
+
+def _check_ids(param: str, ids: list[int], limits: Limits) -> None:
+    if not ids:
+        return
+    low, high = min(ids), max(ids)
+    worst = low if low < 0 else high
+    if low < 0 or high >= min(limits.vocab_size, MAX_TOKEN_ID):
+        raise InvalidRequestError(
+            f"{param}[{ids.index(worst)}] is {worst}; token ids are between 0 and "
+            f"{limits.vocab_size - 1} here",
+            param=param,
+        )
+
+
+def _refuse(name: str, value: object, wanted: str) -> None:
+    raise InvalidRequestError(
+        f"{name} is {value}; it must be {wanted}", param=f"sampling_params.{name}"
+    )

@@ -1,0 +1,102 @@
+"""Settings from flags and ``TRIPTYCH_<SERVICE>_*`` variables: the one place that reads them."""
+
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+from triptych.errors import SetupError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+_SettingsT = TypeVar("_SettingsT", bound=BaseSettings)
+
+
+def settings_config(env_prefix: str, command: str) -> SettingsConfigDict:
+    """The configuration of the settings class of ``triptych COMMAND``."""
+    return SettingsConfigDict(
+        env_prefix=env_prefix,
+        frozen=True,
+        extra="ignore",
+        cli_prog_name=f"triptych {command}",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        cli_parse_none_str="none",
+    )
+
+
+class ServiceSettings(BaseSettings):
+    """What every service takes."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    http_port: int = Field(0, ge=0, le=65535, description="port for JSON; 0 = any")
+    log_level: LogLevel = Field("info", description="least severity that is logged")
+    max_body_bytes: int = Field(
+        32 * 2**20, ge=1024, description="largest request body, in bytes; above it: 413"
+    )
+    shutdown_timeout_s: float = Field(
+        4.0, ge=0, le=3600, description="seconds that running requests may take after a stop signal"
+    )
+
+
+class PanelSettings(ServiceSettings):
+    """What render, generate and derender take beside."""
+
+    grpc_port: int = Field(0, ge=0, le=65535, description="port for gRPC; 0 = any")
+
+
+class ModelSettings(BaseSettings):
+    """Mixed into the settings of services that read a model."""
+
+    model: str = Field(
+        "smollm2",
+        description="a model directory, a .gguf file, a hub id, or the built-in name smollm2",
+    )
+    served_model_name: str | None = Field(
+        None, description="name in requests and answers; default: the built-in name or folder name"
+    )
+    max_model_len: int | None = Field(
+        None, ge=2, description="context in tokens, prompt and output; default: the model's own"
+    )
+    max_logprobs: int = Field(
+        20, ge=-1, description="most candidates per position; -1 = the whole vocabulary"
+    )
+
+
+def parse_settings(settings: type[_SettingsT], args: list[str]) -> _SettingsT:
+    """``settings`` from ``args``, then the environment, then defaults.
+
+    Raises:
+        SetupError: a line per bad value, naming the flag.
+        SystemExit: after ``--help``, or for an unknown flag (argparse says which).
+    """
+    try:
+        return CliApp.run(settings, cli_args=args)
+    except ValidationError as error:
+        raise SetupError("\n".join(map(_describe, error.errors(include_url=False)))) from error
+    except SettingsError as error:
+        raise SetupError(str(error).splitlines()[0]) from error
+
+
+def cache_directory() -> Path:
+    """Where prepared models lie: ``$TRIPTYCH_CACHE``, else the user's cache folder."""
+
+    class _CacheSettings(BaseSettings):
+        triptych_cache: Path | None = None
+        xdg_cache_home: Path | None = None
+
+    places = _CacheSettings()
+    if places.triptych_cache is not None:
+        return places.triptych_cache
+    return (places.xdg_cache_home or Path.home() / ".cache") / "triptych"
+
+
+def _describe(fault: ErrorDetails) -> str:
+    flag = ".".join(str(part) for part in fault["loc"]).replace("_", "-")
+    value = fault["input"]
+    given = f" (got {value!r})" if isinstance(value, str | int | float) else ""
+    return f"--{flag}: {fault['msg']}{given}"

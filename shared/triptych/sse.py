@@ -1,0 +1,113 @@
+"""Server-sent events: frames, and a response that ends with its client and never falls silent."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+
+import msgspec
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from triptych.errors import InternalError, TriptychError, UnavailableError
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_S = 15.0
+
+_log = logging.getLogger(__name__)
+
+
+def frame(chunks: Iterable[bytes]) -> bytes:
+    """``chunks`` (JSON without line breaks) as data events."""
+    return b"".join(b"data: " + chunk + b"\n\n" for chunk in chunks)
+
+
+def error_event(error: TriptychError) -> bytes:
+    """The event that ends a stream that failed after its 200."""
+    return b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
+
+
+async def primed(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """``frames``, of which the first has been waited for, so that a refusal keeps its status.
+
+    Raises:
+        TriptychError: whatever the stream raises before its first frame.
+    """
+    first = await anext(frames, b"")
+
+    async def replay() -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(frames):
+            yield first
+            async for item in frames:
+                yield item
+
+    return replay()
+
+
+class EventStream(Response):
+    """Sends frames as they come; closes their generator when the client leaves or on any error."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._frames = frames
+        self._last_sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_all(send))
+        others = [
+            asyncio.ensure_future(_disconnected(receive)),
+            asyncio.ensure_future(self._keep_alive(send)),
+        ]
+        is_cut_off = False
+        try:
+            await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                scope["triptych.notes"]["client"] = "gone"
+        except asyncio.CancelledError:  # the server stops, and this answer took too long to end
+            is_cut_off = True
+        for task in (sending, *others):
+            task.cancel()
+        await asyncio.gather(sending, *others, return_exceptions=True)
+        await self._frames.aclose()
+        if is_cut_off:
+            body = error_event(UnavailableError("the server is stopping", retry_after_s=1))
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _send_all(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        async for part in _ending_in_error_event(self._frames):
+            self._last_sent = time.monotonic()
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_alive(self, send: Send) -> None:
+        self._last_sent = time.monotonic()
+        while True:
+            silence_s = time.monotonic() - self._last_sent
+            if silence_s >= KEEP_ALIVE_S:
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                silence_s = 0.0
+            await asyncio.sleep(KEEP_ALIVE_S - silence_s)
+
+
+async def _ending_in_error_event(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for item in frames:
+            yield item
+    except TriptychError as error:
+        yield error_event(error)
+    except Exception:  # noqa: BLE001  # a request edge: what it raises cannot be a status any more
+        _log.exception("a stream failed")
+        yield error_event(InternalError("internal error; see the server's log"))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,168 @@
+"""The structs that cross a process: generate requests and deltas, rendered requests, usage.
+
+JSON bodies with nested logprobs are in ``json_bodies``; protobuf conversion is in ``convert``.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from triptych.logprobs import Logprobs, join_logprobs
+
+FinishReason = Literal["stop", "length", "abort"]
+LogprobsMode = Literal["raw", "processed"]
+
+#: Ids travel as uint32, and tensors as int64; anything above is refused at the door.
+MAX_TOKEN_ID = 2**31 - 1
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's ``stream_options``."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How generate samples: integers and floats only. ``sampling.check`` holds the bounds.
+
+    ``stop``, ``bad_words`` and ``structured_outputs`` exist here to be refused by generate with a
+    message of their own: they need text.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: list[int] = []
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    logprobs_mode: LogprobsMode = "raw"
+    stop: str | list[str] | None = None
+    bad_words: list[str] | None = None
+    structured_outputs: Any = None
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of ``POST /inference/v1/generate`` and of gRPC ``Generate``.
+
+    ``resume_from``: how many of the last ``token_ids`` are output already, so that seeds,
+    penalties and limits go on from there.
+    """
+
+    token_ids: list[int]
+    sampling_params: SamplingParams
+    request_id: str | None = None
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    return_token_ids: bool | None = None
+    output_mode: Literal["tokens"] = "tokens"
+    resume_from: int = 0
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """OpenAI's ``usage``, in tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: dict[str, int] | None = None
+    completion_tokens_details: dict[str, int] | None = None
+
+
+def count_usage(prompt_tokens: int, completion_tokens: int) -> Usage:
+    return Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+    )
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sequence gained since the last message; ``finish_reason`` ends the sequence.
+
+    ``stop_reason``: the id of the stop token that ended it, None for EOS and otherwise. A str
+    comes only from other engines' JSON, which match stop strings themselves.
+    """
+
+    index: int
+    token_ids: list[int]
+    logprobs: Logprobs | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+
+class GenerateDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of a generate stream. ``prompt_logprobs`` comes once, with the first message."""
+
+    request_id: str
+    choices: list[ChoiceDelta]
+    prompt_logprobs: Logprobs | None = None
+
+
+class Generated(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole generate answer: the joined deltas of one request, each choice once, in order."""
+
+    request_id: str
+    model: str
+    created: int
+    prompt_tokens: int
+    choices: list[ChoiceDelta]
+    prompt_logprobs: Logprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    logprobs_mode: LogprobsMode = "raw"
+
+    def usage(self) -> Usage:
+        return count_usage(self.prompt_tokens, sum(len(c.token_ids) for c in self.choices))
+
+
+def join_deltas(deltas: Iterable[GenerateDelta]) -> tuple[list[ChoiceDelta], Logprobs | None]:
+    """The joined choices, by index, and the prompt logprobs of one request's stream."""
+    parts: dict[int, list[ChoiceDelta]] = {}
+    prompt_logprobs = None
+    for delta in deltas:
+        prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
+        for choice in delta.choices:
+            parts.setdefault(choice.index, []).append(choice)
+    return [_join_choice(parts[index]) for index in sorted(parts)], prompt_logprobs
+
+
+def _join_choice(parts: list[ChoiceDelta]) -> ChoiceDelta:
+    scored = [part.logprobs for part in parts if part.logprobs is not None]
+    last = parts[-1]
+    return ChoiceDelta(
+        index=last.index,
+        token_ids=[token_id for part in parts for token_id in part.token_ids],
+        logprobs=join_logprobs(scored) if scored else None,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a generate worker says of itself (gRPC ``GetInfo``)."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    device: str
+    max_logprobs: int
+    invariant: bool | None = None

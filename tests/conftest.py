@@ -1,0 +1,25 @@
+"""Fixtures that every test may use."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.stack import Stack, running_stack
+from triptych.models import resolve
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The built-in model as a Hugging Face directory; `make model` prepares it."""
+    location = resolve("smollm2")
+    assert location.is_ready, "run `make model` first"
+    return location.directory
+
+
+@pytest.fixture(scope="session")
+def stack(smollm2_dir: Path) -> Iterator[Stack]:
+    """One running `triptych serve` per session; tests that use it share a worker."""
+    assert smollm2_dir.is_dir()
+    with running_stack() as started:
+        yield started

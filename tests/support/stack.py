@@ -1,0 +1,90 @@
+"""The whole product as a user starts it: `triptych serve` in processes of its own."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Base addresses of a running stack, and its process."""
+
+    gateway: str
+    render: str
+    generate: str
+    derender: str
+    render_grpc: str
+    generate_grpc: str
+    derender_grpc: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@contextlib.contextmanager
+def running_stack(*extra_flags: str, threads: int = 1, log_level: str = "info") -> Iterator[Stack]:
+    """A stack on free ports, serving the built-in model."""
+    names = ["http", "render-http", "generate-http", "derender-http"]
+    names += ["render-grpc", "generate-grpc", "derender-grpc"]
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    command = [sys.executable, "-m", "triptych_cli", "serve", f"--threads={threads}"]
+    command += [f"--{name}-port={port}" for name, port in ports.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, f"--log-level={log_level}", *extra_flags],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            wait_for(log, process, "try:")
+            yield Stack(
+                gateway=f"http://127.0.0.1:{ports['http']}",
+                render=f"http://127.0.0.1:{ports['render-http']}",
+                generate=f"http://127.0.0.1:{ports['generate-http']}",
+                derender=f"http://127.0.0.1:{ports['derender-http']}",
+                render_grpc=f"127.0.0.1:{ports['render-grpc']}",
+                generate_grpc=f"127.0.0.1:{ports['generate-grpc']}",
+                derender_grpc=f"127.0.0.1:{ports['derender-grpc']}",
+                process=process,
+                log=log,
+            )
+        finally:
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> float:
+    """Seconds from SIGINT to the end of ``process``; killed after a bound."""
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_TIMEOUT_S + 5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return time.monotonic() - start
+
+
+def wait_for(log: Path, process: subprocess.Popen[bytes], text: str) -> None:
+    """Wait until ``text`` is in the log; fails with the log if the process ends first."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while text.encode() not in log.read_bytes():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"the process did not come up:\n{log.read_text()}")
+        time.sleep(0.05)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(probe.getsockname()[1]) for probe in probes]

@@ -1,0 +1,110 @@
+"""Bounds: every parameter is refused just outside its range and taken just inside."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from triptych.errors import ContextLengthError, InvalidRequestError
+from triptych.sampling import Limits, check_request
+from triptych.wire import GenerateRequest, SamplingParams
+
+LIMITS = Limits(vocab_size=100, max_model_len=16)
+
+
+def request(ids: list[int] | None = None, resume_from: int = 0, **params: Any) -> GenerateRequest:
+    return GenerateRequest(
+        token_ids=[1, 2, 3] if ids is None else ids,
+        sampling_params=SamplingParams(**params),
+        resume_from=resume_from,
+    )
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"n": 0},
+        {"n": 65},
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -2},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"presence_penalty": 2.1},
+        {"frequency_penalty": -2.1},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("nan")},
+        {"seed": 2**63},
+        {"max_tokens": -1},
+        {"min_tokens": -1},
+        {"min_tokens": 3, "max_tokens": 2},
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"logprobs": -2},
+        {"prompt_logprobs": 21},
+        {"allowed_token_ids": []},
+        {"allowed_token_ids": [100]},
+        {"logprob_token_ids": [-1]},
+        {"logprob_token_ids": [1] * 1025},
+        {"stop_token_ids": [100]},
+        {"logit_bias": {100: 1.0}},
+        {"bad_words_token_ids": [[]]},
+        {"bad_words_token_ids": [[100]]},
+        {"stop": ["x"]},
+        {"bad_words": ["x"]},
+        {"structured_outputs": {"regex": "a"}},
+    ],
+)
+def test_parameter_out_of_range_is_refused_by_name(params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_request(request(**params), LIMITS)
+    assert any(name in caught.value.message for name in params)
+    assert caught.value.param is not None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"n": 64},
+        {"temperature": 0.0},
+        {"top_p": 1.0, "top_k": -1, "min_p": 1.0},
+        {"seed": -(2**63)},
+        {"max_tokens": 0},
+        {"logprobs": 20, "prompt_logprobs": 0},
+        {"logprobs": 26, "allowed_token_ids": list(range(26))},
+        {"stop": [], "bad_words": []},
+        {"logprob_token_ids": [99] * 1024},
+    ],
+)
+def test_parameter_at_its_bound_is_taken(params: dict[str, Any]) -> None:
+    check_request(request(**params), LIMITS)
+
+
+def test_whole_vocabulary_is_taken_where_the_server_permits_it() -> None:
+    limits = msgspec.structs.replace(LIMITS, max_logprobs=-1)
+    check_request(request(logprobs=-1, prompt_logprobs=-1), limits)
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [100], [2**31], [1, 2**63]])
+def test_bad_prompt_is_refused(ids: list[int]) -> None:
+    with pytest.raises(InvalidRequestError, match="token_ids"):
+        check_request(request(ids), LIMITS)
+
+
+@pytest.mark.parametrize(("length", "max_tokens"), [(16, None), (16, 1), (17, 0)])
+def test_prompt_without_room_names_limit_and_value(length: int, max_tokens: int | None) -> None:
+    with pytest.raises(ContextLengthError, match=f"prompt has {length} tokens, limit is"):
+        check_request(request([1] * length, max_tokens=max_tokens), LIMITS)
+
+
+def test_prompt_that_fills_the_context_may_be_scored() -> None:
+    check_request(request([1] * 16, max_tokens=0), LIMITS)
+
+
+@pytest.mark.parametrize(("resume_from", "n"), [(3, 1), (-1, 1), (1, 2)])
+def test_resume_needs_a_prompt_and_one_sequence(resume_from: int, n: int) -> None:
+    with pytest.raises(InvalidRequestError, match="resume_from"):
+        check_request(request(resume_from=resume_from, n=n), LIMITS)
