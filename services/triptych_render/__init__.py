@@ -1,0 +1,1 @@
+"""render: an OpenAI request in, token ids and integer sampling parameters out."""

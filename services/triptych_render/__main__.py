@@ -1,0 +1,43 @@
+"""``triptych render``."""
+
+from triptych.models import ensure, require_files
+from triptych.serving import Service, run_service
+from triptych.settings import parse_settings
+from triptych_render.http import create_render_app
+from triptych_render.renderer import Renderer
+from triptych_render.rpc import create_render_rpc
+from triptych_render.settings import RenderSettings
+
+
+def main(args: list[str]) -> int:
+    settings = parse_settings(RenderSettings, args)
+    renderer = load_renderer(settings)
+    return run_service(
+        lambda: create_render_service(renderer, settings), log_level=settings.log_level
+    )
+
+
+def load_renderer(settings: RenderSettings) -> Renderer:
+    """The renderer of the model that ``settings`` names.
+
+    Raises:
+        SetupError: no such model, or its directory lacks files.
+    """
+    location = ensure(settings.model)
+    require_files(location.directory, "tokenizer.json", "config.json")
+    return Renderer.from_directory(
+        location.directory,
+        model=settings.served_model_name or location.name,
+        max_model_len=settings.max_model_len,
+        max_logprobs=settings.max_logprobs,
+    )
+
+
+def create_render_service(renderer: Renderer, settings: RenderSettings) -> Service:
+    return Service(
+        name="render",
+        app=create_render_app(renderer, max_body_bytes=settings.max_body_bytes),
+        settings=settings,
+        rpc=create_render_rpc(renderer),
+        grpc_port=settings.grpc_port,
+    )
