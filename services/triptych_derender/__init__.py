@@ -1,0 +1,1 @@
+"""derender: token ids and integer logprobs in, OpenAI replies out."""

@@ -1,0 +1,43 @@
+"""``triptych derender``."""
+
+from triptych.models import ensure, require_files
+from triptych.serving import Service, run_service
+from triptych.settings import parse_settings
+from triptych_derender.derenderer import Derenderer
+from triptych_derender.http import create_derender_app
+from triptych_derender.rpc import create_derender_rpc
+from triptych_derender.settings import DerenderSettings
+
+
+def main(args: list[str]) -> int:
+    settings = parse_settings(DerenderSettings, args)
+    derenderer = load_derenderer(settings)
+    return run_service(
+        lambda: create_derender_service(derenderer, settings), log_level=settings.log_level
+    )
+
+
+def load_derenderer(settings: DerenderSettings) -> Derenderer:
+    """The derenderer of the model that ``settings`` names; it needs tokenizer.json alone.
+
+    Raises:
+        SetupError: no such model, or no tokenizer.json.
+    """
+    location = ensure(settings.model)
+    require_files(location.directory, "tokenizer.json")
+    return Derenderer.from_directory(
+        location.directory,
+        model=settings.served_model_name or location.name,
+        max_model_len=settings.max_model_len,
+        max_logprobs=settings.max_logprobs,
+    )
+
+
+def create_derender_service(derenderer: Derenderer, settings: DerenderSettings) -> Service:
+    return Service(
+        name="derender",
+        app=create_derender_app(derenderer, max_body_bytes=settings.max_body_bytes),
+        settings=settings,
+        rpc=create_derender_rpc(derenderer),
+        grpc_port=settings.grpc_port,
+    )

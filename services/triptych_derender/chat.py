@@ -1,0 +1,202 @@
+"""OpenAI chat bodies: ``chat.completion`` and ``chat.completion.chunk``.
+
+Fields and their order are those that vLLM answers; fields that exist only there are null.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from triptych.wire import Usage
+from triptych_derender.choice import Piece
+from triptych_derender.formats import (
+    PromptFacts,
+    PromptReply,
+    ReplyContext,
+    StreamUsage,
+    stream_usage,
+)
+from triptych_derender.prompts import ChoiceUpdate
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    reasoning: None = None
+
+
+class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: _Message
+    logprobs: msgspec.Raw | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None
+    routed_experts: None = None
+    weight_versions: None = None
+
+
+class _Reply(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[_Choice]
+    service_tier: None = None
+    system_fingerprint: None = None
+    usage: Usage
+    prompt_logprobs: msgspec.Raw | None
+    prompt_token_ids: list[int] | None
+    prompt_text: None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    metrics: None = None
+
+
+class _Delta(msgspec.Struct, frozen=True, kw_only=True):
+    role: str | UnsetType | None = UNSET
+    content: str
+    reasoning: UnsetType | None = UNSET
+
+
+class _ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    delta: _Delta
+    logprobs: msgspec.Raw | None
+    finish_reason: str | None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    weight_versions: UnsetType | None = UNSET
+
+
+class _Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[_ChunkChoice]
+    usage: StreamUsage | Usage | UnsetType | None = UNSET
+    system_fingerprint: UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_text: UnsetType | None = UNSET
+    prompt_logprobs: msgspec.Raw | UnsetType = UNSET
+    metrics: UnsetType | None = UNSET
+    kv_transfer_params: UnsetType | None = UNSET
+
+
+class ChatFormat:
+    """Chat's ``ReplyFormat``; a chat request has one prompt."""
+
+    def __init__(self, context: ReplyContext) -> None:
+        self._context = context
+
+    def whole(self, prompts: list[PromptReply], *, num_choices: int, usage: Usage) -> bytes:
+        (prompt,) = prompts
+        choices = [self._choice(index, piece) for index, piece in sorted(prompt.pieces.items())]
+        reply = _Reply(
+            **self._head(),
+            choices=choices,
+            usage=usage,
+            prompt_logprobs=self._context.prompt_logprobs(prompt.facts),
+            prompt_token_ids=self._context.prompt_ids(prompt.facts),
+        )
+        return msgspec.json.encode(reply)
+
+    def chunks(
+        self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
+    ) -> list[bytes]:
+        starts = [
+            self._role_chunk(update.index, facts, usage) for update in updates if update.is_first
+        ]
+        deltas = [
+            self._encode([self._delta_choice(update)], usage=stream_usage(usage))
+            for update in updates
+            if not update.piece.is_empty
+        ]
+        return starts + deltas
+
+    def stateless_chunk(
+        self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
+    ) -> bytes:
+        is_first = any(update.is_first for update in updates)
+        return self._encode(
+            [self._stateless_choice(update) for update in updates],
+            usage=usage,
+            system_fingerprint=None,
+            prompt_token_ids=self._context.prompt_ids(facts) if is_first else None,
+            prompt_text=None,
+            prompt_logprobs=self._prompt_logprobs(facts) if is_first else UNSET,
+            metrics=None,
+            kv_transfer_params=None,
+        )
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._encode([], usage=stream_usage(usage), system_fingerprint=None)
+
+    def _choice(self, index: int, piece: Piece) -> _Choice:
+        return _Choice(
+            index=index,
+            message=_Message(content=piece.text),
+            logprobs=self._context.logprobs(piece),
+            finish_reason=piece.finish_reason,
+            stop_reason=piece.stop_reason,
+            token_ids=self._context.output_ids(piece),
+        )
+
+    def _role_chunk(self, index: int, facts: PromptFacts, usage: Usage | None) -> bytes:
+        choice = _ChunkChoice(
+            index=index,
+            delta=_Delta(role="assistant", content=""),
+            logprobs=None,
+            finish_reason=None,
+        )
+        return self._encode(
+            [choice],
+            usage=stream_usage(usage),
+            prompt_token_ids=self._context.prompt_ids(facts),
+            prompt_text=None,
+            prompt_logprobs=self._prompt_logprobs(facts),
+        )
+
+    def _delta_choice(self, update: ChoiceUpdate) -> _ChunkChoice:
+        piece = update.piece
+        return _ChunkChoice(
+            index=update.index,
+            delta=_Delta(content=piece.text),
+            logprobs=self._context.logprobs(piece),
+            finish_reason=piece.finish_reason,
+            stop_reason=UNSET if piece.finish_reason is None else piece.stop_reason,
+            token_ids=self._context.output_ids(piece),
+        )
+
+    def _stateless_choice(self, update: ChoiceUpdate) -> _ChunkChoice:
+        piece = update.piece
+        role = "assistant" if update.is_first else None
+        return _ChunkChoice(
+            index=update.index,
+            delta=_Delta(role=role, content=piece.text, reasoning=None),
+            logprobs=self._context.logprobs(piece),
+            finish_reason=piece.finish_reason,
+            stop_reason=piece.stop_reason,
+            token_ids=self._context.output_ids(piece),
+            weight_versions=None,
+        )
+
+    def _prompt_logprobs(self, facts: PromptFacts) -> msgspec.Raw | UnsetType:
+        return self._context.prompt_logprobs(facts) or UNSET
+
+    def _encode(self, choices: list[_ChunkChoice], **fields: Any) -> bytes:
+        return msgspec.json.encode(_Chunk(**self._head(), choices=choices, **fields))
+
+    def _head(self) -> dict[str, Any]:
+        context = self._context
+        return {
+            "id": context.request_id,
+            "created": context.created,
+            "model": context.spec.model,
+        }

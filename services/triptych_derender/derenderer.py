@@ -1,0 +1,262 @@
+"""The derenderer: one token table, and the ways in: whole, stream, stateless, and JSON bodies."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from triptych.errors import InvalidRequestError, ModelNotFoundError
+from triptych.reply import ReplySpec
+from triptych.wire import ChoiceDelta, Generated, GenerateDelta, Usage, count_usage
+from triptych_derender.bodies import (
+    ChunkBody,
+    WholeBody,
+    parse_chat,
+    parse_completion,
+)
+from triptych_derender.chat import ChatFormat
+from triptych_derender.checks import (
+    check_choices,
+    check_distinct,
+    check_output_len,
+    check_prompt,
+    check_spec,
+)
+from triptych_derender.choice import Piece, text_rules
+from triptych_derender.completions import CompletionFormat
+from triptych_derender.entries import EntryWriter
+from triptych_derender.formats import PromptFacts, PromptReply, ReplyContext, ReplyFormat
+from triptych_derender.prompts import ChoiceUpdate, PromptRules, PromptState, advance_prompt
+from triptych_derender.reply_stream import ReplyStream
+from triptych_derender.stream_state import decode_state, encode_state
+from triptych_derender.token_table import TokenTable, load_token_table
+
+__all__ = ["Derenderer", "ReplyStream"]
+
+
+class Derenderer:
+    """Token ids and integer logprobs to OpenAI replies. It holds no state of any request.
+
+    Args:
+        table: bytes of every token id.
+        model: the served name; other names are refused.
+        max_model_len: most output ids of a choice (tokens); None = no limit.
+        max_logprobs: most candidates of a position beside the sampled one; -1 = no limit.
+        clock: seconds since 1970, for ``created`` of the JSON endpoints.
+    """
+
+    def __init__(
+        self,
+        table: TokenTable,
+        *,
+        model: str,
+        max_model_len: int | None = None,
+        max_logprobs: int = 20,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.table = table
+        self.model = model
+        self.max_model_len = max_model_len
+        self.max_logprobs = max_logprobs
+        self._clock = clock
+        self._writers = {
+            as_ids: EntryWriter(table, as_token_ids=as_ids) for as_ids in (False, True)
+        }
+
+    @classmethod
+    def from_directory(
+        cls,
+        directory: Path,
+        *,
+        model: str,
+        max_model_len: int | None = None,
+        max_logprobs: int = 20,
+    ) -> Self:
+        """A derenderer from a directory with a tokenizer.json; other files are not read.
+
+        Raises:
+            SetupError: there is none, or it cannot be decoded here.
+        """
+        table = load_token_table(Path(directory))
+        return cls(table, model=model, max_model_len=max_model_len, max_logprobs=max_logprobs)
+
+    def whole(
+        self, spec: ReplySpec, answers: Sequence[Generated], *, request_id: str, created: int
+    ) -> bytes:
+        """The JSON body of a whole reply.
+
+        Args:
+            spec: how to write it.
+            answers: one per prompt, in order.
+            request_id: the reply's ``id``.
+            created: seconds since 1970.
+
+        Raises:
+            InvalidRequestError: an answer does not fit the limits, the spec or itself.
+        """
+        body = self._format(spec, request_id=request_id, created=created)
+        if not answers or (spec.endpoint == "chat" and len(answers) > 1):
+            raise InvalidRequestError(f"a {spec.endpoint} reply cannot have {len(answers)} answers")
+        num_choices = max(spec.n, *(_num_choices(answer) for answer in answers))
+        prompts, num_tokens = [], 0
+        for answer in answers:
+            state, prompt = self._whole_prompt(spec, answer)
+            prompts.append(prompt)
+            num_tokens += state.num_tokens()
+        usage = count_usage(sum(answer.prompt_tokens for answer in answers), num_tokens)
+        return body.whole(prompts, num_choices=num_choices, usage=usage)
+
+    def open(
+        self, spec: ReplySpec, *, request_id: str, created: int, prompts: Sequence[list[int]]
+    ) -> ReplyStream:
+        """A streaming reply.
+
+        Args:
+            spec: how to write it.
+            request_id: the ``id`` of every chunk.
+            created: seconds since 1970.
+            prompts: each prompt's token ids, for echo and usage.
+        """
+        return ReplyStream(
+            spec,
+            text_rules(spec, self.table),
+            self._format(spec, request_id=request_id, created=created),
+            list(prompts),
+        )
+
+    def feed_stateless(
+        self,
+        spec: ReplySpec,
+        delta: GenerateDelta,
+        stream_state: str | None,
+        *,
+        request_id: str,
+        created: int,
+        prompt_tokens: int,
+        prompt_token_ids: list[int] | None,
+        usage: Usage | None = None,
+    ) -> tuple[bytes, str]:
+        """One chunk with all choices of ``delta``, and the state for the next call.
+
+        Args:
+            spec: how to write it; the same in every call.
+            delta: what generate sent; without choices it gives the usage chunk.
+            stream_state: what the previous call returned; None begins.
+            request_id: the chunk's ``id``.
+            created: seconds since 1970.
+            prompt_tokens: for usage.
+            prompt_token_ids: for echo and ``return_token_ids``.
+            usage: what generate sent, if it did; shown, but for tokens after a stop string.
+        """
+        check_choices(delta.choices)
+        check_output_len(delta.choices, self.max_model_len)
+        check_prompt(prompt_token_ids, delta.prompt_logprobs)
+        body = self._format(spec, request_id=request_id, created=created)
+        state = decode_state(stream_state)
+        updates: list[ChoiceUpdate] = []
+        if delta.choices:
+            rules = self._prompt_rules(spec, spec.n, prompt_token_ids)
+            state, updates = advance_prompt(state, delta, rules)
+        if usage is not None:
+            num_output = state.num_tokens() if state.is_cut() else usage.completion_tokens
+            usage = count_usage(prompt_tokens, num_output)
+        facts = PromptFacts(prompt_token_ids, delta.prompt_logprobs)
+        return body.stateless_chunk(updates, facts, usage), encode_state(state)
+
+    def derender_chat(self, body: bytes) -> bytes:
+        """The chat derender endpoint: JSON request to JSON response, whole or one chunk.
+
+        Raises:
+            InvalidRequestError: the body is malformed or over a limit.
+            ModelNotFoundError: it names another model.
+        """
+        return self._derender(parse_chat(body, model=self.model, max_logprobs=self.max_logprobs))
+
+    def derender_completion(self, body: bytes) -> bytes:
+        """The completions derender endpoint; see ``derender_chat``."""
+        return self._derender(
+            parse_completion(body, model=self.model, max_logprobs=self.max_logprobs)
+        )
+
+    def _derender(self, body: WholeBody | ChunkBody) -> bytes:
+        for name in (body.model, body.spec.model):
+            if name not in (None, self.model):
+                raise ModelNotFoundError(
+                    f"the model {name!r} is not served here; {self.model!r} is", param="model"
+                )
+        created = int(self._clock())
+        if isinstance(body, WholeBody):
+            request_id = body.answers[0].request_id
+            return self.whole(body.spec, body.answers, request_id=request_id, created=created)
+        chunk, state = self.feed_stateless(
+            body.spec,
+            body.delta,
+            body.stream_state,
+            request_id=body.delta.request_id,
+            created=created,
+            prompt_tokens=body.prompt_tokens,
+            prompt_token_ids=body.prompt_token_ids,
+            usage=body.usage,
+        )
+        return b'{"chunk":%b,"stream_state":%b}' % (chunk, msgspec.json.encode(state))
+
+    def _whole_prompt(self, spec: ReplySpec, answer: Generated) -> tuple[PromptState, PromptReply]:
+        check_choices(answer.choices)
+        check_distinct(answer.choices)
+        check_output_len(answer.choices, self.max_model_len)
+        check_prompt(answer.prompt_token_ids, answer.prompt_logprobs)
+        delta = GenerateDelta(
+            request_id=answer.request_id,
+            choices=[_ended(choice) for choice in answer.choices],
+            prompt_logprobs=answer.prompt_logprobs,
+        )
+        rules = self._prompt_rules(spec, 0, answer.prompt_token_ids)
+        state, updates = advance_prompt(PromptState(), delta, rules)
+        pieces = {update.index: update.piece for update in updates}
+        for choice in answer.choices:
+            pieces[choice.index] = _as_sent(choice, pieces[choice.index])
+        facts = PromptFacts(answer.prompt_token_ids, answer.prompt_logprobs)
+        return state, PromptReply(facts, pieces)
+
+    def _prompt_rules(
+        self, spec: ReplySpec, num_choices: int, prompt_token_ids: list[int] | None
+    ) -> PromptRules:
+        if spec.echo and prompt_token_ids is None:
+            raise InvalidRequestError("echo needs prompt_token_ids", param="prompt_token_ids")
+        return PromptRules(
+            text=text_rules(spec, self.table),
+            num_choices=num_choices,
+            echo_ids=prompt_token_ids if spec.echo else None,
+        )
+
+    def _format(self, spec: ReplySpec, *, request_id: str, created: int) -> ReplyFormat:
+        check_spec(spec, self.table.fingerprint)
+        context = ReplyContext(
+            spec=spec,
+            request_id=request_id,
+            created=created,
+            table=self.table,
+            writer=self._writers[spec.return_tokens_as_token_ids],
+        )
+        return ChatFormat(context) if spec.endpoint == "chat" else CompletionFormat(context)
+
+
+def _num_choices(answer: Generated) -> int:
+    return 1 + max((choice.index for choice in answer.choices), default=-1)
+
+
+def _ended(choice: ChoiceDelta) -> ChoiceDelta:
+    """A choice of a whole answer ends, even where the sender gave no reason."""
+    if choice.finish_reason is not None:
+        return choice
+    return msgspec.structs.replace(choice, finish_reason="length")
+
+
+def _as_sent(choice: ChoiceDelta, piece: Piece) -> Piece:
+    """``piece`` with the sender's missing reason, unless a stop string gave one."""
+    if choice.finish_reason is None and piece.finish_reason == "length":
+        return replace(piece, finish_reason=None)
+    return piece

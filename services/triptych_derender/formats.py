@@ -1,0 +1,117 @@
+"""What chat and completions replies have in common: the head, the writer, the choice of fields."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from triptych.logprobs import Logprobs
+from triptych.reply import ReplySpec
+from triptych.wire import Usage
+from triptych_derender.choice import Piece
+from triptych_derender.entries import EntryWriter, prompt_logprobs_json
+from triptych_derender.prompts import ChoiceUpdate
+from triptych_derender.token_table import TokenTable
+
+
+class StreamUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Usage as a stream's chunk shows it."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What a reply says of one prompt."""
+
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReply:
+    """One prompt's finished choices by index."""
+
+    facts: PromptFacts
+    pieces: dict[int, Piece]
+
+
+class ReplyFormat(Protocol):
+    """The OpenAI bodies of one endpoint for one request."""
+
+    def whole(self, prompts: list[PromptReply], *, num_choices: int, usage: Usage) -> bytes:
+        """The body of a whole reply; choices are numbered prompt by prompt."""
+        ...
+
+    def chunks(
+        self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
+    ) -> list[bytes]:
+        """Stream chunks, one choice each, as an OpenAI client sees them."""
+        ...
+
+    def stateless_chunk(
+        self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
+    ) -> bytes:
+        """One chunk with all choices of a generate chunk, all fields present."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The chunk without choices that ends a stream whose client asked for usage."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyContext:
+    """What every body of one reply is written with."""
+
+    spec: ReplySpec
+    request_id: str
+    created: int
+    table: TokenTable
+    writer: EntryWriter
+
+    def logprobs(self, piece: Piece) -> msgspec.Raw | None:
+        """The ``logprobs`` field; null unless asked and scored."""
+        entries, skip_special = piece.entries, self.spec.skip_special_tokens
+        scored = [entry for entry in entries if entry.candidate_ids]
+        if not self.spec.logprobs or not (scored or (entries and piece.is_scored)):
+            return None
+        if self.spec.endpoint == "completions":
+            return msgspec.Raw(self.writer.completion(entries, skip_special=skip_special))
+        shown = self.spec.top_logprobs
+        if shown is not None and shown < 0:
+            shown = None
+        return msgspec.Raw(self.writer.chat(scored, top_logprobs=shown, skip_special=skip_special))
+
+    def prompt_logprobs(self, facts: PromptFacts) -> msgspec.Raw | None:
+        """The ``prompt_logprobs`` field; null unless asked and given."""
+        if not self.spec.prompt_logprobs or facts.logprobs is None:
+            return None
+        return msgspec.Raw(
+            prompt_logprobs_json(
+                self.table,
+                facts.logprobs,
+                facts.token_ids,
+                skip_special=self.spec.skip_special_tokens,
+            )
+        )
+
+    def output_ids(self, piece: Piece, num_echoed: int = 0) -> list[int] | None:
+        """The ``token_ids`` field, without echoed prompt ids; null unless asked."""
+        return piece.token_ids()[num_echoed:] if self.spec.return_token_ids else None
+
+    def prompt_ids(self, facts: PromptFacts) -> list[int] | None:
+        return facts.token_ids if self.spec.return_token_ids else None
+
+
+def stream_usage(usage: Usage | None) -> StreamUsage | msgspec.UnsetType:
+    """Usage without details; an absent one leaves the field out."""
+    if usage is None:
+        return msgspec.UNSET
+    return StreamUsage(
+        prompt_tokens=usage.prompt_tokens,
+        total_tokens=usage.total_tokens,
+        completion_tokens=usage.completion_tokens,
+    )

@@ -1,0 +1,79 @@
+"""A reply that is written as its deltas come: the state of all prompts of one request."""
+
+from dataclasses import replace
+
+from triptych.errors import InvalidRequestError
+from triptych.reply import Fed, ReplySpec
+from triptych.wire import GenerateDelta, Usage, count_usage
+from triptych_derender.checks import check_choices, check_prompt
+from triptych_derender.choice import TextRules
+from triptych_derender.formats import PromptFacts, ReplyFormat
+from triptych_derender.prompts import PromptRules, PromptState, advance_prompt
+
+
+class ReplyStream:
+    """One streaming reply. The work per token does not depend on what came before."""
+
+    def __init__(
+        self, spec: ReplySpec, rules: TextRules, body: ReplyFormat, prompts: list[list[int]]
+    ) -> None:
+        self._spec = spec
+        self._body = body
+        self._prompts = prompts
+        self._states = [PromptState() for _ in prompts]
+        self._rules = [
+            PromptRules(text=rules, num_choices=spec.n, echo_ids=ids if spec.echo else None)
+            for ids in prompts
+        ]
+        self._num_open = len(prompts)
+
+    def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed:
+        """The chunks that ``delta`` of one prompt gives; nothing for choices that are done.
+
+        Raises:
+            InvalidRequestError: no such prompt or choice, or logprobs that do not fit the ids.
+        """
+        self._check(prompt_index, delta)
+        before = self._states[prompt_index]
+        after, updates = advance_prompt(before, delta, self._rules[prompt_index])
+        self._states[prompt_index] = after
+        facts = PromptFacts(self._prompts[prompt_index], delta.prompt_logprobs)
+        numbered = [
+            replace(update, index=prompt_index * self._spec.n + update.index) for update in updates
+        ]
+        shows_usage = self._spec.include_usage and self._spec.continuous_usage_stats
+        usage = self._usage() if shows_usage else None
+        chunks = self._body.chunks(numbered, facts, usage)
+        done_prompts = []
+        if after.is_done(self._spec.n) and not before.is_done(self._spec.n):
+            done_prompts = [prompt_index]
+            self._num_open -= 1
+            if self.is_done and self._spec.include_usage:
+                chunks.append(self._body.usage_chunk(self._usage()))
+        return Fed(chunks=chunks, done_prompts=done_prompts, is_done=self.is_done)
+
+    @property
+    def is_done(self) -> bool:
+        """All choices of all prompts are finished or stopped."""
+        return self._num_open == 0
+
+    def _usage(self) -> Usage:
+        return count_usage(
+            sum(len(ids) for ids in self._prompts),
+            sum(state.num_tokens() for state in self._states),
+        )
+
+    def _check(self, prompt_index: int, delta: GenerateDelta) -> None:
+        if not 0 <= prompt_index < len(self._prompts):
+            raise InvalidRequestError(
+                f"prompt_index is {prompt_index}, the reply has {len(self._prompts)} prompts",
+                param="prompt_index",
+            )
+        for number, choice in enumerate(delta.choices):
+            if not 0 <= choice.index < self._spec.n:
+                raise InvalidRequestError(
+                    f"choices[{number}].index is {choice.index}, n is {self._spec.n}",
+                    param=f"choices[{number}].index",
+                )
+        check_choices(delta.choices)
+        check_prompt(self._prompts[prompt_index], delta.prompt_logprobs)

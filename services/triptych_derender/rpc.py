@@ -1,0 +1,76 @@
+"""derender's gRPC service."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from triptych.convert import answer_from_proto, delta_from_proto, spec_from_bytes
+from triptych.errors import InvalidRequestError
+from triptych.rpc import RpcEdge, RpcServer, caller_request_id
+from triptych.v1 import derender_pb2, derender_pb2_grpc
+from triptych_derender.derenderer import Derenderer, ReplyStream
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
+    """Keeps one reply's state per stream; errors become statuses at the edge."""
+
+    def __init__(self, derenderer: Derenderer) -> None:
+        self._derenderer = derenderer
+
+    async def Derender(
+        self, request_iterator: AsyncIterator[derender_pb2.DerenderCommand], context: _Context
+    ) -> AsyncIterator[derender_pb2.DerenderChunks]:
+        async with RpcEdge(context):
+            reply: ReplyStream | None = None
+            async for command in request_iterator:
+                kind = command.WhichOneof("command")
+                if reply is None and kind == "start":
+                    reply = self._open(command.start)
+                elif reply is not None and kind == "delta":
+                    fed = reply.feed(
+                        command.delta.prompt_index, delta_from_proto(command.delta.delta)
+                    )
+                    yield derender_pb2.DerenderChunks(
+                        chunks=fed.chunks, done_prompts=fed.done_prompts, is_done=fed.is_done
+                    )
+                else:
+                    raise InvalidRequestError("a stream is one `start`, then deltas")
+
+    async def DerenderWhole(
+        self, request: derender_pb2.DerenderWholeRequest, context: _Context
+    ) -> derender_pb2.DerenderWholeResponse:
+        async with RpcEdge(context):
+            body = await asyncio.to_thread(
+                self._whole, request, caller_request_id(context, request.request_id)
+            )
+            return derender_pb2.DerenderWholeResponse(body=body)
+
+    def _open(self, start: derender_pb2.DerenderStart) -> ReplyStream:
+        return self._derenderer.open(
+            spec_from_bytes(start.reply_spec),
+            request_id=start.request_id,
+            created=start.created,
+            prompts=[list(prompt.token_ids) for prompt in start.prompts],
+        )
+
+    def _whole(self, request: derender_pb2.DerenderWholeRequest, request_id: str) -> bytes:
+        spec = spec_from_bytes(request.reply_spec)
+        answers = [
+            answer_from_proto(
+                answer, request_id=request_id, model=spec.model, created=request.created
+            )
+            for answer in request.answers
+        ]
+        return self._derenderer.whole(spec, answers, request_id=request_id, created=request.created)
+
+
+def create_derender_rpc(derenderer: Derenderer) -> RpcServer:
+    rpc = RpcServer(["triptych.v1.DerenderService"])
+    derender_pb2_grpc.add_DerenderServiceServicer_to_server(
+        DerenderServicer(derenderer), rpc.server
+    )
+    return rpc

@@ -1,0 +1,17 @@
+"""Settings of the derender service."""
+
+from pydantic import Field
+
+from triptych.settings import ModelSettings, PanelSettings, settings_config
+
+
+class DerenderSettings(PanelSettings, ModelSettings):
+    """Run the derender service: token ids and integer logprobs in, OpenAI replies out."""
+
+    model_config = settings_config("TRIPTYCH_DERENDER_", "derender")
+
+    http_port: int = Field(8003, ge=0, le=65535, description="port for JSON; 0 = any")
+    grpc_port: int = Field(9003, ge=0, le=65535, description="port for gRPC; 0 = any")
+    max_body_bytes: int = Field(
+        128 * 2**20, ge=1024, description="largest request body, in bytes; above it: 413"
+    )
