@@ -1,0 +1,1 @@
+"""generate: token ids in, token ids and integer logprobs out; no tokenizer."""

@@ -1,0 +1,67 @@
+"""``triptych generate``."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from triptych import logs
+from triptych.models import ensure, require_files
+from triptych.serving import Service, run_service
+from triptych.settings import parse_settings
+from triptych_generate.http import create_generate_app
+from triptych_generate.options import EngineOptions
+from triptych_generate.rpc import create_generate_rpc
+from triptych_generate.service import GenerateService
+from triptych_generate.settings import GenerateSettings
+
+
+def main(args: list[str]) -> int:
+    settings = parse_settings(GenerateSettings, args)
+    logs.configure(settings.log_level)
+    service = GenerateService.load(engine_options(settings))
+    return run_service(
+        lambda: create_generate_service(service, settings), log_level=settings.log_level
+    )
+
+
+def engine_options(settings: GenerateSettings) -> EngineOptions:
+    """What the engine is started with.
+
+    Raises:
+        SetupError: no such model, or its directory lacks files.
+    """
+    location = ensure(settings.model)
+    require_files(location.directory, "config.json")
+    return EngineOptions(
+        model_dir=location.directory,
+        served_model_name=settings.served_model_name or location.name,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        kv_cache_bytes=settings.kv_cache_bytes,
+        max_step_tokens=settings.max_step_tokens,
+        max_num_sequences=settings.max_num_sequences,
+        max_waiting=settings.max_waiting,
+        max_logprobs=settings.max_logprobs,
+        num_threads=settings.threads,
+    )
+
+
+def create_generate_service(service: GenerateService, settings: GenerateSettings) -> Service:
+    """The generate service over a loaded engine, whose step loop runs while it listens."""
+
+    @contextlib.asynccontextmanager
+    async def step_loop() -> AsyncIterator[None]:
+        service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    return Service(
+        name="generate",
+        app=create_generate_app(service, max_body_bytes=settings.max_body_bytes),
+        settings=settings,
+        rpc=create_generate_rpc(service),
+        grpc_port=settings.grpc_port,
+        background=step_loop,
+    )

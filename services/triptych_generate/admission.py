@@ -1,0 +1,38 @@
+"""Turns an accepted request into the sequences that the engine runs."""
+
+import secrets
+
+from triptych.wire import GenerateRequest
+from triptych_generate.sequence import Sequence
+
+
+def make_sequences(
+    request: GenerateRequest,
+    *,
+    request_key: int,
+    max_model_len: int,
+    eos_token_ids: frozenset[int],
+) -> list[Sequence]:
+    """One sequence per choice. A request without a seed gets a random one here.
+
+    Only the first choice scores the prompt: the others would give the same.
+    """
+    params = request.sampling_params
+    prompt_len = len(request.token_ids) - request.resume_from
+    most = max_model_len if params.max_tokens is None else prompt_len + params.max_tokens
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    return [
+        Sequence(
+            request_key=request_key,
+            choice_index=choice_index,
+            token_ids=list(request.token_ids),
+            prompt_len=prompt_len,
+            max_len=min(most, max_model_len),
+            params=params,
+            seed=seed,
+            eos_token_ids=eos_token_ids,
+            priority=request.priority,
+            scores_prompt=params.prompt_logprobs is not None and choice_index == 0,
+        )
+        for choice_index in range(params.n)
+    ]

@@ -1,0 +1,221 @@
+"""The step loop: schedule, run, postprocess, on the worker thread."""
+
+import logging
+import queue
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+
+from triptych.errors import TriptychError
+from triptych.logprobs import Logprobs, join_logprobs, pack_logprobs
+from triptych.wire import ChoiceDelta
+from triptych_generate.outcomes import Outcome, PromptScores, next_tokens, prompt_scores
+from triptych_generate.runner import Runner
+from triptych_generate.scheduler import Plan, Scheduler
+from triptych_generate.sequence import Sequence, finish_reason
+from triptych_generate.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Update:
+    """What one request gained in a step. After an ``error`` nothing follows."""
+
+    request_key: int
+    choices: list[ChoiceDelta] = field(default_factory=list)
+    prompt_logprobs: Logprobs | None = None
+    error: TriptychError | None = None
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in the engine: its unfinished sequences, and its prompt's scores until they leave.
+
+    ``prompt_scorer`` is the sequence that makes the scores; None when they left or are not wanted.
+    """
+
+    sequences: list[Sequence]
+    prompt_scorer: Sequence | None
+    prompt_parts: list[Logprobs] = field(default_factory=list)
+
+
+#: A request's sequences to run, a request key to abort, or None to stop.
+_Command = list[Sequence] | int | None
+
+
+class Engine:
+    """Runs sequences step by step; other threads only call ``submit``, ``abort`` and the like.
+
+    ``deliver`` gets all updates of a step in one call, and ``on_death`` the error that ended the
+    loop; both are called on the worker thread.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        *,
+        deliver: Callable[[list[Update]], None],
+        on_death: Callable[[Exception], None],
+    ) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._deliver = deliver
+        self._on_death = on_death
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._requests: dict[int, _Running] = {}
+        self._unstarted: set[int] = set()
+        self._is_stopping = False
+        self._has_died = False
+        self._running_loop: Future[None] | None = None
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests none of whose tokens was scheduled yet. Any thread."""
+        return len(self._unstarted)
+
+    @property
+    def is_alive(self) -> bool:
+        started = self._running_loop is not None and not self._running_loop.done()
+        return started and not self._has_died
+
+    def start(self, worker: Worker) -> None:
+        """Run the loop on ``worker``, which does nothing else until ``stop``."""
+        self._running_loop = worker.submit(self._loop)
+
+    def stop(self, timeout_s: float) -> None:
+        """End the loop after the step that runs; blocks up to ``timeout_s``."""
+        self._commands.put(None)
+        if self._running_loop is not None:
+            wait([self._running_loop], timeout_s)
+
+    def submit(self, sequences: list[Sequence]) -> None:
+        """Run the sequences of one request. Each must fit the KV blocks alone."""
+        self._unstarted.add(sequences[0].request_key)
+        self._commands.put(sequences)
+
+    def abort(self, request_key: int) -> None:
+        """Forget a request before the next step. Nothing more is delivered of it after that."""
+        self._unstarted.discard(request_key)
+        self._commands.put(request_key)
+
+    def _loop(self) -> None:
+        try:
+            while self._take_commands():
+                updates = self.step()
+                if updates:
+                    self._deliver(updates)
+        except Exception as error:  # noqa: BLE001  # the loop's edge: every waiter must hear of it
+            _log.exception("the step loop died")
+            self._has_died = True
+            self._on_death(error)
+
+    def _take_commands(self) -> bool:
+        """Apply all commands, waiting for one when nothing runs; False to stop."""
+        while not self._is_stopping:
+            try:
+                command = self._commands.get(block=not self._scheduler.has_work)
+            except queue.Empty:
+                return True
+            self._apply(command)
+        return False
+
+    def _apply(self, command: _Command) -> None:
+        if command is None:
+            self._is_stopping = True
+        elif isinstance(command, int):
+            self._drop(command)
+        else:
+            scorer = next((sequence for sequence in command if sequence.scores_prompt), None)
+            self._requests[command[0].request_key] = _Running(list(command), scorer)
+            for sequence in command:
+                self._scheduler.add(sequence)
+
+    def step(self) -> list[Update]:
+        """One step: what each request gained by it."""
+        plan = self._scheduler.schedule()
+        logits = self._runner.run(plan)
+        self._advance(plan)
+        updates: dict[int, Update] = {}
+        for scores in prompt_scores(logits):
+            self._keep_prompt_scores(scores, updates)
+        for outcome in next_tokens(logits):
+            self._keep_token(outcome, updates)
+        self._finish_scored_prompts(plan, updates)
+        for key, update in updates.items():
+            self._close_update(key, update)
+        return list(updates.values())
+
+    def _advance(self, plan: Plan) -> None:
+        for part in plan.slices:
+            part.sequence.num_computed += part.num_tokens
+            self._unstarted.discard(part.sequence.request_key)
+
+    def _keep_prompt_scores(self, scores: PromptScores, updates: dict[int, Update]) -> None:
+        sequence = scores.sequence
+        sequence.num_scored += len(scores.parts)
+        self._requests[sequence.request_key].prompt_parts += scores.parts
+        if scores.error is not None:
+            _update_of(sequence, updates).error = scores.error
+
+    def _keep_token(self, outcome: Outcome, updates: dict[int, Update]) -> None:
+        sequence = outcome.sequence
+        update = _update_of(sequence, updates)
+        if outcome.token_id is None:
+            update.error = update.error or outcome.error
+            return
+        sequence.token_ids.append(outcome.token_id)
+        reason, stop_id = finish_reason(sequence)
+        update.choices.append(
+            ChoiceDelta(
+                index=sequence.choice_index,
+                token_ids=[outcome.token_id],
+                logprobs=outcome.logprobs,
+                finish_reason=reason,
+                stop_reason=stop_id,
+            )
+        )
+        if reason is not None:
+            self._retire(sequence)
+
+    def _finish_scored_prompts(self, plan: Plan, updates: dict[int, Update]) -> None:
+        """End sequences that are computed to their end and may not sample (``max_tokens`` 0)."""
+        for sequence in [part.sequence for part in plan.slices]:
+            request = self._requests[sequence.request_key]
+            if sequence.is_full and not sequence.num_uncomputed and sequence in request.sequences:
+                end = ChoiceDelta(index=sequence.choice_index, token_ids=[], finish_reason="length")
+                _update_of(sequence, updates).choices.append(end)
+                self._retire(sequence)
+
+    def _close_update(self, key: int, update: Update) -> None:
+        """Add the prompt's scores when they are complete; forget the request when it ended."""
+        request = self._requests[key]
+        if update.error is not None:
+            self._drop(key)
+            return
+        update.prompt_logprobs = _take_prompt_logprobs(request)
+        if not request.sequences:
+            del self._requests[key]
+
+    def _retire(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        self._requests[sequence.request_key].sequences.remove(sequence)
+
+    def _drop(self, key: int) -> None:
+        request = self._requests.pop(key, None)
+        for sequence in request.sequences if request else ():
+            self._scheduler.remove(sequence)
+
+
+def _update_of(sequence: Sequence, updates: dict[int, Update]) -> Update:
+    return updates.setdefault(sequence.request_key, Update(sequence.request_key))
+
+
+def _take_prompt_logprobs(request: _Running) -> Logprobs | None:
+    """The prompt's logprobs once, when all are made. The first position has no score."""
+    sequence = request.prompt_scorer
+    if sequence is None or sequence.num_scored < sequence.prompt_len:
+        return None
+    request.prompt_scorer = None
+    return join_logprobs([pack_logprobs([[]]), *request.prompt_parts])

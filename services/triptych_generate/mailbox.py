@@ -1,0 +1,83 @@
+"""Where one request's updates wait for its reader, merged, until the request ended."""
+
+import asyncio
+
+from triptych.errors import TriptychError
+from triptych.wire import ChoiceDelta, FinishReason, GenerateDelta, join_deltas
+from triptych_generate.engine import Update
+
+
+class Mailbox:
+    """The updates of one request. All methods run on the event loop.
+
+    A reader that is slow gets several steps in one delta, so what waits never exceeds the
+    request's own output. Exactly one terminal is given: every choice's finish, or one error.
+    """
+
+    def __init__(self, *, request_id: str, num_choices: int) -> None:
+        self._request_id = request_id
+        self._unfinished = set(range(num_choices))
+        self._pending: list[GenerateDelta] = []
+        self._error: TriptychError | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def has_ended(self) -> bool:
+        """The terminal has come; it may still wait for its reader."""
+        return self._error is not None or not self._unfinished
+
+    def put(self, update: Update) -> None:
+        """Keep an update for the reader; ignored after the terminal."""
+        if self.has_ended:
+            return
+        if update.error is not None:
+            self.fail(update.error)
+            return
+        self._unfinished -= {c.index for c in update.choices if c.finish_reason is not None}
+        self._pending.append(
+            GenerateDelta(
+                request_id=self._request_id,
+                choices=update.choices,
+                prompt_logprobs=update.prompt_logprobs,
+            )
+        )
+        self._news.set()
+
+    def finish(self, reason: FinishReason) -> None:
+        """End every choice that has not finished."""
+        if self.has_ended:
+            return
+        ends = [
+            ChoiceDelta(index=index, token_ids=[], finish_reason=reason)
+            for index in sorted(self._unfinished)
+        ]
+        self._pending.append(GenerateDelta(request_id=self._request_id, choices=ends))
+        self._unfinished.clear()
+        self._news.set()
+
+    def fail(self, error: TriptychError) -> None:
+        """End the request with ``error``, after what already waits."""
+        if not self.has_ended:
+            self._error = error
+            self._news.set()
+
+    async def get(self) -> GenerateDelta | None:
+        """All that waits as one delta, waiting for some; None when the request is over.
+
+        Raises:
+            TriptychError: the request ended with it.
+        """
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            if not self._unfinished:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        pending, self._pending = self._pending, []
+        if len(pending) == 1:
+            return pending[0]
+        choices, prompt_logprobs = join_deltas(pending)
+        return GenerateDelta(
+            request_id=self._request_id, choices=choices, prompt_logprobs=prompt_logprobs
+        )

@@ -1,0 +1,52 @@
+"""What an engine is started with: one plain object, filled by the process's settings."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from triptych.errors import SetupError
+
+DTypeName = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Options of one engine; ``None`` means that the engine chooses.
+
+    Attributes:
+        model_dir: a Hugging Face directory: config.json and safetensors; no tokenizer is read.
+        served_model_name: the name that requests give.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: of weights and KV blocks. Softmax, logits and logprobs are always float32.
+        max_model_len: tokens of prompt and output together; None: what model and KV blocks allow.
+        block_size: tokens in a KV block. Results depend on it in their last bits.
+        kv_cache_bytes: size of all KV blocks together; None: a part of the free memory.
+        max_step_tokens: token budget of a step, decodes and prefill chunks together.
+        max_num_sequences: sequences that run at once.
+        max_waiting: requests that may wait; the next one is refused as overload.
+        max_logprobs: most entries a client may ask per position; -1: the whole vocabulary.
+        num_threads: torch's threads; None: torch's own choice.
+    """
+
+    model_dir: Path
+    served_model_name: str
+    device: str = "cpu"
+    dtype: DTypeName = "float32"
+    max_model_len: int | None = None
+    block_size: int = 64
+    kv_cache_bytes: int | None = None
+    max_step_tokens: int = 256
+    max_num_sequences: int = 64
+    max_waiting: int = 1024
+    max_logprobs: int = 20
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "max_step_tokens", "max_num_sequences", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_step_tokens < self.max_num_sequences:
+            raise SetupError(
+                f"max_step_tokens is {self.max_step_tokens}, less than max_num_sequences "
+                f"{self.max_num_sequences}: every running sequence needs a token in each step"
+            )

@@ -1,0 +1,49 @@
+"""generate's gRPC service."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import msgspec
+
+from triptych.convert import delta_to_proto, info_to_proto, request_from_proto
+from triptych.rpc import RpcEdge, RpcServer, caller_request_id
+from triptych.v1 import generate_pb2, generate_pb2_grpc
+from triptych_generate.service import GenerateService
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
+    """One stream per request; a cancelled call closes the deltas, which aborts the request."""
+
+    def __init__(self, service: GenerateService) -> None:
+        self._service = service
+
+    async def Generate(
+        self, request: generate_pb2.GenerateRequest, context: _Context
+    ) -> AsyncIterator[generate_pb2.GenerateDelta]:
+        async with RpcEdge(context):
+            request_id = caller_request_id(context, request.request_id)
+            asked = msgspec.structs.replace(request_from_proto(request), request_id=request_id)
+            async with contextlib.aclosing(self._service.generate(asked)) as deltas:
+                async for delta in deltas:
+                    yield delta_to_proto(delta)
+
+    async def Abort(
+        self, request: generate_pb2.AbortRequest, context: _Context
+    ) -> generate_pb2.AbortResponse:
+        aborted = [each for each in request.request_ids if self._service.abort(each)]
+        return generate_pb2.AbortResponse(aborted=aborted)
+
+    async def GetInfo(
+        self, request: generate_pb2.GetInfoRequest, context: _Context
+    ) -> generate_pb2.GetInfoResponse:
+        return info_to_proto(self._service.info())
+
+
+def create_generate_rpc(service: GenerateService) -> RpcServer:
+    rpc = RpcServer(["triptych.v1.GenerateService"])
+    generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateServicer(service), rpc.server)
+    return rpc

@@ -1,0 +1,200 @@
+"""The generate service for asyncio: admission, one stream of deltas per request, abort, health."""
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from triptych.errors import (
+    InternalError,
+    ModelNotFoundError,
+    OverloadedError,
+    TriptychError,
+    UnavailableError,
+)
+from triptych.sampling import Limits, check_request
+from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
+from triptych_generate.admission import make_sequences
+from triptych_generate.engine import Engine, Update
+from triptych_generate.mailbox import Mailbox
+from triptych_generate.options import EngineOptions
+from triptych_generate.setup import EngineParts, set_up
+from triptych_generate.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+#: How long a stop waits for the step that runs.
+_STOP_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Requests that wait, sequences that run, KV blocks, and preemptions since the start."""
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
+    num_blocks: int
+    num_preemptions: int
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.num_waiting and self.num_free_blocks == self.num_blocks
+
+
+class GenerateService:
+    """Serves requests from one engine. Methods run on the event loop that called ``start``."""
+
+    def __init__(self, parts: EngineParts, options: EngineOptions, worker: Worker) -> None:
+        """``worker`` loaded the parts and will run the step loop."""
+        self._parts = parts
+        self._worker = worker
+        self._options = options
+        self.limits = Limits(
+            vocab_size=parts.loaded.vocab_size,
+            max_model_len=parts.max_model_len,
+            max_logprobs=options.max_logprobs,
+        )
+        self._keys = itertools.count()
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._keys_by_id: dict[str, set[int]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
+        self._engine = Engine(
+            parts.runner,
+            parts.scheduler,
+            deliver=self._deliver_threadsafe,
+            on_death=self._die_threadsafe,
+        )
+
+    @classmethod
+    def load(cls, options: EngineOptions) -> "GenerateService":
+        """A service with a loaded and checked model. Takes seconds to minutes; blocks.
+
+        Raises:
+            SetupError: the model cannot be served.
+        """
+        worker = Worker("generate-engine")
+        return cls(worker.submit(lambda: set_up(options)).result(), options, worker)
+
+    def start(self) -> None:
+        """Start the step loop; call it on the event loop that will serve."""
+        self._loop = asyncio.get_running_loop()
+        self._engine.start(self._worker)
+
+    async def stop(self) -> None:
+        """End every request with an error, then the step loop."""
+        self._is_stopping = True
+        self._fail_all(UnavailableError("the server is shutting down", retry_after_s=1))
+        await asyncio.to_thread(self._engine.stop, _STOP_TIMEOUT_S)
+
+    @property
+    def is_alive(self) -> bool:
+        """The step loop runs, so requests can be served."""
+        return self._engine.is_alive and not self._is_stopping
+
+    def occupancy(self) -> Occupancy:
+        """How busy the engine is; read while it runs, so figures may be of different steps."""
+        scheduler = self._parts.scheduler
+        return Occupancy(
+            num_waiting=self._engine.num_waiting,
+            num_running=len(scheduler.running),
+            num_free_blocks=scheduler.pool.num_free,
+            num_blocks=scheduler.pool.num_blocks - 1,
+            num_preemptions=scheduler.num_preemptions,
+        )
+
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            model=self._options.served_model_name,
+            max_model_len=self.limits.max_model_len,
+            vocab_size=self.limits.vocab_size,
+            dtype=self._options.dtype,
+            device=self._options.device,
+            max_logprobs=self.limits.max_logprobs,
+            invariant=self._parts.invariant,
+        )
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        """The deltas of one request; the last ones hold each choice's finish reason.
+
+        Closing the generator aborts the request and frees its blocks before the next step.
+
+        Raises:
+            TriptychError: a refusal before the first delta, or the error that ended the request.
+        """
+        self._check(request)
+        key = next(self._keys)
+        request_id = request.request_id or uuid.uuid4().hex
+        mailbox = Mailbox(request_id=request_id, num_choices=request.sampling_params.n)
+        self._mailboxes[key] = mailbox
+        self._keys_by_id.setdefault(request_id, set()).add(key)
+        try:
+            self._engine.submit(
+                make_sequences(
+                    request,
+                    request_key=key,
+                    max_model_len=self.limits.max_model_len,
+                    eos_token_ids=self._parts.loaded.eos_token_ids,
+                )
+            )
+            while (delta := await mailbox.get()) is not None:
+                yield delta
+        finally:
+            self._forget(key, request_id)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request's waiter with ``abort`` at once; False when no such request runs."""
+        running = [
+            key
+            for key in self._keys_by_id.get(request_id, ())
+            if not self._mailboxes[key].has_ended
+        ]
+        for key in running:
+            self._mailboxes[key].finish("abort")
+            self._engine.abort(key)
+        return bool(running)
+
+    def _check(self, request: GenerateRequest) -> None:
+        served = self._options.served_model_name
+        if request.model is not None and request.model != served:
+            raise ModelNotFoundError(
+                f"model {request.model} is not served here; {served} is", param="model"
+            )
+        check_request(request, self.limits)
+        if not self.is_alive:
+            raise UnavailableError("the generate engine is not running", retry_after_s=1)
+        if self._engine.num_waiting >= self._options.max_waiting:
+            raise OverloadedError(
+                f"{self._engine.num_waiting} requests wait, limit is {self._options.max_waiting}",
+                retry_after_s=1,
+            )
+
+    def _forget(self, key: int, request_id: str) -> None:
+        mailbox = self._mailboxes.pop(key)
+        self._keys_by_id[request_id].discard(key)
+        if not self._keys_by_id[request_id]:
+            del self._keys_by_id[request_id]
+        if not mailbox.has_ended:
+            self._engine.abort(key)
+
+    def _deliver_threadsafe(self, updates: list[Update]) -> None:
+        assert self._loop is not None, "the engine delivers only after start"
+        self._loop.call_soon_threadsafe(self._deliver, updates)
+
+    def _deliver(self, updates: list[Update]) -> None:
+        for update in updates:
+            mailbox = self._mailboxes.get(update.request_key)
+            if mailbox is not None:
+                mailbox.put(update)
+
+    def _die_threadsafe(self, error: Exception) -> None:
+        assert self._loop is not None, "the engine dies only after start"
+        message = f"the generate engine stopped: {type(error).__name__}"
+        self._loop.call_soon_threadsafe(self._fail_all, InternalError(message))
+
+    def _fail_all(self, error: TriptychError) -> None:
+        for mailbox in self._mailboxes.values():
+            mailbox.fail(error)

@@ -1,0 +1,19 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.tiny_models import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a family's tiny model, made at first use."""
+    made: dict[str, Path] = {}
+
+    def directory_of(family: str) -> Path:
+        if family not in made:
+            made[family] = make_tiny_model(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return directory_of

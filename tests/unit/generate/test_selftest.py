@@ -1,0 +1,139 @@
+"""The checks at load find what they are there for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from support.generate_runs import load_service
+from triptych.errors import SetupError
+from triptych_generate.kv_cache import LayerShape
+from triptych_generate.linears import PackedLinear, pack_linears, row_multiple
+from triptych_generate.loader import LoadedModel, load_model
+from triptych_generate.options import EngineOptions
+from triptych_generate.runner import probe_shapes, use_paged_attention
+from triptych_generate.selftest import (
+    PlainReference,
+    check_against_plain,
+    is_invariant,
+    plain_reference,
+)
+
+_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Paged:
+    loaded: LoadedModel
+    shapes: dict[int, LayerShape]
+    reference: PlainReference
+
+
+@pytest.fixture
+def paged(tiny_dir: Callable[[str], Path]) -> _Paged:
+    """A model ready for paged attention, its linear layers not yet packed."""
+    options = EngineOptions(model_dir=tiny_dir("llama"), served_model_name="tiny")
+    loaded = load_model(options)
+    reference = plain_reference(loaded)
+    use_paged_attention(loaded)
+    return _Paged(loaded, probe_shapes(loaded), reference)
+
+
+class _BatchDependent(nn.Module):
+    """A head whose bits depend on how many rows it is given."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x)
+        return out * (1 + 1e-6 * x.shape[1])
+
+
+def test_plain_and_paged_forward_agree(paged: _Paged) -> None:
+    check_against_plain(paged.loaded, paged.shapes, paged.reference, block_size=_BLOCK)
+
+
+@pytest.mark.parametrize("change", [0.01, float("nan")])
+def test_difference_from_the_plain_forward_is_refused(paged: _Paged, change: float) -> None:
+    wrong = replace(paged.reference, logprobs=paged.reference.logprobs + change)
+    with pytest.raises(SetupError, match="paged forward differs"):
+        check_against_plain(paged.loaded, paged.shapes, wrong, block_size=_BLOCK)
+
+
+def test_invariance_check_tells_what_depends_on_the_batch(paged: _Paged) -> None:
+    model: Any = paged.loaded.model
+    prompt = paged.reference.prompt
+    assert is_invariant(paged.loaded, paged.shapes, prompt, block_size=_BLOCK)
+    model.lm_head = _BatchDependent(model.lm_head)
+    assert not is_invariant(paged.loaded, paged.shapes, prompt, block_size=_BLOCK)
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), [(64, 199), (576, 1536), (1536, 576)])
+def test_packed_linear_has_the_same_bits_for_every_even_number_of_rows(
+    in_features: int, out_features: int
+) -> None:
+    linear = nn.Linear(in_features, out_features)
+    model = nn.Sequential(linear)
+    x = torch.randn(1, 130, in_features)
+    plain = linear(x)
+    pack_linears(model)
+    assert isinstance(model[0], PackedLinear)
+    whole = model(x)
+    torch.testing.assert_close(whole, plain, atol=1e-4, rtol=1e-4)
+    for num_rows in range(2, 130, 2):
+        assert torch.equal(model(x[:, :num_rows]), whole[:, :num_rows])
+
+
+def test_row_multiple_follows_the_slowest_class_of_product(
+    tiny_dir: Callable[[str], Path],
+) -> None:
+    found = {}
+    for family, dtype in (("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "float32")):
+        options = EngineOptions(
+            model_dir=tiny_dir(family),
+            served_model_name="tiny",
+            dtype="float32" if dtype == "float32" else "bfloat16",
+        )
+        loaded = load_model(options)
+        if dtype == "float32":
+            pack_linears(loaded.model)
+        found[family, dtype] = row_multiple(loaded.model)
+    assert found == {
+        ("llama", "float32"): 2,
+        ("llama", "bfloat16"): 4,
+        ("mixtral", "float32"): 16,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_step_tokens": 0}, "max_step_tokens is 0"),
+        ({"max_step_tokens": 8, "max_num_sequences": 9}, "less than max_num_sequences 9"),
+        ({"kv_cache_bytes": 1000}, "kv_cache_bytes is 1,000"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(
+    changes: dict[str, Any], message: str, tiny_dir: Callable[[str], Path]
+) -> None:
+    with pytest.raises(SetupError, match=message):
+        load_service(tiny_dir("llama"), **changes)
+
+
+def test_default_cache_holds_one_sequence_of_full_length(
+    tiny_dir: Callable[[str], Path],
+) -> None:
+    service = load_service(tiny_dir("llama"), kv_cache_bytes=None)
+    assert service.limits.max_model_len == 512
+
+
+def test_default_context_is_what_a_small_cache_holds(tiny_dir: Callable[[str], Path]) -> None:
+    # 4 blocks of 64 tokens, each 2 layers x 2 heads x (16 + 16) float32; one is reserved.
+    service = load_service(tiny_dir("llama"), kv_cache_bytes=4 * 64 * 128 * 4)
+    assert service.limits.max_model_len == 192

@@ -1,0 +1,425 @@
+"""The service end to end on tiny models: limits, stops, seeds, aborts, faults."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from support.generate_runs import answer, answers, ask, load_service, running_service, until
+from support.tiny_models import VOCAB_SIZE, make_tiny_model, plain_model
+from triptych.errors import (
+    ContextLengthError,
+    InternalError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    TriptychError,
+    UnavailableError,
+)
+from triptych.wire import GenerateRequest, SamplingParams, join_deltas
+from triptych_generate.service import GenerateService
+
+PROMPT = list(range(20, 30))
+POISON = 13
+
+
+@pytest.fixture
+def llama(tiny_dir: Callable[[str], Path]) -> Path:
+    return tiny_dir("llama")
+
+
+@pytest.fixture(scope="session")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that gives NaN wherever token 13 was seen."""
+    model_dir = make_tiny_model(
+        "llama", tmp_path_factory.mktemp("poisoned"), tie_word_embeddings=False
+    )
+    path = model_dir / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.embed_tokens.weight"][POISON] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+    return model_dir
+
+
+async def _greedy(model_dir: Path, num_tokens: int) -> list[int]:
+    out = plain_model(model_dir).generate(
+        torch.tensor([PROMPT]), max_new_tokens=num_tokens, do_sample=False
+    )
+    ids: list[int] = out[0, len(PROMPT) :].tolist()
+    return ids
+
+
+async def _wait_until_idle(service: GenerateService) -> None:
+    """Until every KV block is free again, and each is accounted for."""
+    await until(lambda: service.occupancy().is_idle)
+    service._parts.scheduler.check()
+
+
+async def test_stop_token_is_kept_and_named(llama: Path) -> None:
+    expected = await _greedy(llama, 8)
+    stop = expected[4]
+    end = expected.index(stop) + 1
+    async with running_service(llama) as service:
+        given = await answer(
+            service, ask(PROMPT, max_tokens=8, stop_token_ids=[stop, 198], logprobs=0)
+        )
+    (choice,) = given.choices
+    assert choice.token_ids == expected[:end]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    assert len(given.logprobs) == end
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+async def test_eos_from_generation_config_ends_without_a_stop_reason(
+    as_list: bool, tmp_path: Path, llama: Path
+) -> None:
+    expected = await _greedy(llama, 8)
+    eos = expected[3]
+    model_dir = make_tiny_model("llama", tmp_path, eos_token_id=[198, eos] if as_list else eos)
+    async with running_service(model_dir) as service:
+        given = await answer(service, ask(PROMPT, max_tokens=8))
+        ignored = await answer(service, ask(PROMPT, max_tokens=8, ignore_eos=True))
+    (choice,) = given.choices
+    assert choice.token_ids == expected[: expected.index(eos) + 1]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
+    assert ignored.token_ids == expected
+    assert ignored.choices[0].finish_reason == "length"
+
+
+async def test_min_tokens_masks_eos_and_stop_tokens(llama: Path) -> None:
+    stop, plain, ids = (await _greedy(llama, 1))[0], plain_model(llama), list(PROMPT)
+    with torch.inference_mode():
+        for position in range(9):
+            logits = plain(torch.tensor([ids])).logits[0, -1]
+            if position < 6:
+                logits[stop] = -torch.inf
+            ids.append(int(logits.argmax()))
+    expected = ids[len(PROMPT) :]
+    if stop in expected:
+        expected = expected[: expected.index(stop) + 1]
+    async with running_service(llama) as service:
+        given = await answer(
+            service, ask(PROMPT, max_tokens=9, min_tokens=6, stop_token_ids=[stop])
+        )
+    assert given.token_ids == expected
+
+
+async def test_omitted_max_tokens_is_the_context_that_is_left(llama: Path) -> None:
+    async with running_service(llama, max_model_len=64) as service:
+        given = await answer(service, ask(PROMPT))
+    assert len(given.token_ids) == 64 - len(PROMPT)
+    assert given.choices[0].finish_reason == "length"
+
+
+async def test_max_tokens_0_scores_the_prompt_alone(llama: Path) -> None:
+    async with running_service(llama) as service:
+        given = await answer(service, ask(PROMPT, max_tokens=0, prompt_logprobs=2, n=2))
+    assert [(c.index, c.token_ids, c.finish_reason) for c in given.choices] == [
+        (0, [], "length"),
+        (1, [], "length"),
+    ]
+    assert given.prompt_logprobs is not None
+    assert len(given.prompt_logprobs) == len(PROMPT)
+
+
+@pytest.mark.parametrize("max_step_tokens", [7, 256])
+async def test_prompt_logprobs_equal_a_direct_log_softmax(
+    max_step_tokens: int, llama: Path
+) -> None:
+    draw = random.Random(1)
+    prompt = [draw.randrange(VOCAB_SIZE) for _ in range(80)]
+    async with running_service(
+        llama, max_step_tokens=max_step_tokens, max_num_sequences=4
+    ) as service:
+        given = await answer(service, ask(prompt, max_tokens=1, prompt_logprobs=3))
+    assert given.prompt_logprobs is not None
+    positions = list(given.prompt_logprobs.positions())
+    assert len(positions) == len(prompt)
+    assert positions[0] == []
+    with torch.inference_mode():
+        values = torch.log_softmax(plain_model(llama)(torch.tensor([prompt])).logits[0], -1)
+    for index, candidates in enumerate(positions[1:]):
+        row = values[index]
+        assert candidates[0].token_id == prompt[index + 1]
+        assert candidates[0].rank == 1 + int((row > row[prompt[index + 1]]).sum())
+        best = [i for i in row.topk(3).indices.tolist() if i != prompt[index + 1]]
+        assert [c.token_id for c in candidates[1:]] == best
+        for candidate in candidates:
+            assert candidate.logprob == pytest.approx(row[candidate.token_id].item(), abs=1e-4)
+
+
+async def test_prompt_logprobs_come_once_with_the_first_delta(llama: Path) -> None:
+    async with running_service(llama) as service:
+        given = await answer(service, ask(PROMPT, n=3, max_tokens=5, prompt_logprobs=1))
+        single = await answer(service, ask(PROMPT[:1], max_tokens=2, prompt_logprobs=1))
+    assert [d.prompt_logprobs is not None for d in given.deltas] == [True] + [False] * (
+        len(given.deltas) - 1
+    )
+    assert single.prompt_logprobs is not None
+    assert single.prompt_logprobs.counts == [0]
+
+
+async def test_no_logprobs_are_sent_unasked(llama: Path) -> None:
+    async with running_service(llama) as service:
+        given = await answer(service, ask(PROMPT, max_tokens=3))
+    assert given.prompt_logprobs is None
+    assert given.choices[0].logprobs is None
+
+
+async def test_processed_logprobs_are_of_the_sampled_distribution(llama: Path) -> None:
+    asked = {"max_tokens": 1, "logprobs": 5, "temperature": 0.5, "top_k": 2, "seed": 3}
+    async with running_service(llama) as service:
+        raw = await answer(service, ask(PROMPT, **asked))
+        processed = await answer(service, ask(PROMPT, logprobs_mode="processed", **asked))
+    first, second = (
+        {c.token_id: c.logprob for c in next(one.logprobs.positions())} for one in (raw, processed)
+    )
+    kept = [i for i, value in second.items() if value > -9999.0]
+    assert len(kept) == 2
+    scaled = torch.tensor([first[i] for i in kept]) / 0.5
+    for token_id, value in zip(kept, torch.log_softmax(scaled, -1).tolist(), strict=True):
+        assert second[token_id] == pytest.approx(value, abs=1e-4)
+
+
+async def test_raw_logprobs_do_not_depend_on_sampling_parameters(llama: Path) -> None:
+    async with running_service(llama, max_logprobs=-1) as service:
+        seen = [
+            await answer(service, ask(PROMPT, max_tokens=1, logprobs=-1, seed=1, **params))
+            for params in ({}, {"temperature": 1.9}, {"temperature": 0.7, "top_p": 0.4})
+        ]
+    tables = [sorted(next(one.logprobs.positions())) for one in seen]
+    assert len(tables[0]) == VOCAB_SIZE
+    assert tables[0] == tables[1] == tables[2]
+
+
+async def test_seeded_answer_is_reproducible_and_independent_of_the_batch(llama: Path) -> None:
+    request = ask(PROMPT, n=3, max_tokens=12, temperature=1.0, top_p=0.95, seed=99)
+    others = [ask([5, i], max_tokens=20, temperature=1.3) for i in range(5)]
+    async with running_service(llama) as service:
+        alone = await answer(service, request)
+        among, *_ = await answers(service, [request, *others])
+    ids = [choice.token_ids for choice in alone.choices]
+    assert [choice.token_ids for choice in among.choices] == ids
+    assert len({tuple(one) for one in ids}) == 3
+
+
+async def test_choices_and_requests_without_a_seed_differ(llama: Path) -> None:
+    request = ask(PROMPT, n=2, max_tokens=12, temperature=1.5)
+    async with running_service(llama) as service:
+        given = await answers(service, [request, request])
+    assert len({tuple(c.token_ids) for one in given for c in one.choices}) == 4
+
+
+@pytest.mark.parametrize("num_done", [1, 5, 11])
+async def test_resumed_output_goes_on_exactly(num_done: int, llama: Path) -> None:
+    params: dict[str, Any] = {
+        "max_tokens": 12,
+        "min_tokens": 7,
+        "temperature": 1.0,
+        "seed": 5,
+        "frequency_penalty": 0.8,
+        "repetition_penalty": 1.2,
+        "logprobs": 2,
+    }
+    async with running_service(llama) as service:
+        whole = await answer(service, ask(PROMPT, **params))
+        taken_over = msgspec.structs.replace(
+            ask(PROMPT + whole.token_ids[:num_done], **params), resume_from=num_done
+        )
+        rest = await answer(service, taken_over)
+    assert rest.token_ids == whole.token_ids[num_done:]
+    positions = list(whole.logprobs.positions())
+    assert list(rest.logprobs.positions()) == positions[num_done:]
+
+
+async def test_bad_words_never_appear(llama: Path) -> None:
+    expected = await _greedy(llama, 10)
+    words = [expected[2:4], expected[6:7]]
+    async with running_service(llama) as service:
+        given = await answer(service, ask(PROMPT, max_tokens=10, bad_words_token_ids=words))
+    pairs = list(zip(given.token_ids, given.token_ids[1:], strict=False))
+    assert tuple(words[0]) not in pairs
+    assert words[1][0] not in given.token_ids
+
+
+async def test_allowed_ids_are_the_only_ones_and_all_scored(llama: Path) -> None:
+    allowed = list(range(40, 70))
+    async with running_service(llama) as service:
+        given = await answer(
+            service,
+            ask(PROMPT, max_tokens=6, temperature=2.0, allowed_token_ids=allowed, logprobs=30),
+        )
+    assert set(given.token_ids) <= set(allowed)
+    for candidates in given.logprobs.positions():
+        assert sorted(c.token_id for c in candidates) == allowed
+
+
+async def test_masks_that_exclude_everything_end_the_request_with_400(llama: Path) -> None:
+    async with running_service(llama) as service:
+        with pytest.raises(InvalidRequestError, match="output position 0"):
+            await answer(service, ask(PROMPT, allowed_token_ids=[4], bad_words_token_ids=[[4]]))
+        await _wait_until_idle(service)
+        assert (await answer(service, ask(PROMPT, max_tokens=2))).token_ids
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (ask([]), InvalidRequestError),
+        (ask([-1]), InvalidRequestError),
+        (ask([VOCAB_SIZE]), InvalidRequestError),
+        (ask([2**31]), InvalidRequestError),
+        (ask([1] * 600), ContextLengthError),
+        (ask([1], logprobs=21), InvalidRequestError),
+        (ask([1], stop=["x"]), InvalidRequestError),
+        (
+            GenerateRequest(token_ids=[1], sampling_params=SamplingParams(), model="other"),
+            ModelNotFoundError,
+        ),
+    ],
+)
+async def test_bad_request_is_refused_before_the_first_delta(
+    request_: GenerateRequest, error: type[TriptychError], llama: Path
+) -> None:
+    async with running_service(llama) as service:
+        with pytest.raises(error):
+            await anext(service.generate(request_))
+        assert service.is_alive
+
+
+@pytest.mark.parametrize("where", ["prompt", "scored prompt", "choices"])
+async def test_nan_ends_its_request_and_the_engine_lives(where: str, poisoned: Path) -> None:
+    params = {"scored prompt": {"prompt_logprobs": 0}, "choices": {"n": 3}}.get(where, {})
+    bad = ask([1, POISON, 3], max_tokens=20, **params)
+    good = ask(PROMPT[:2], max_tokens=20, logprobs=1)
+    async with running_service(poisoned, kv_cache_bytes=6 << 15) as service:
+        alone = await answer(service, good)
+        results = await asyncio.gather(
+            answer(service, bad), answer(service, good), return_exceptions=True
+        )
+        assert isinstance(results[0], InternalError)
+        assert not isinstance(results[1], BaseException)
+        assert results[1].choices == alone.choices
+        # The bad request's blocks are used again, and nothing of it is left in them.
+        again = await answers(service, [good] * 5)
+        assert [one.choices for one in again] == [alone.choices] * 5
+        await _wait_until_idle(service)
+
+
+async def test_closing_the_stream_frees_the_blocks(llama: Path) -> None:
+    async with running_service(llama) as service:
+        deltas = service.generate(ask(PROMPT, n=2))
+        await anext(deltas)
+        await deltas.aclose()
+        await _wait_until_idle(service)
+        assert not service._mailboxes
+        assert not service._keys_by_id
+
+
+async def test_cancelled_waiter_frees_the_blocks(llama: Path) -> None:
+    async with running_service(llama) as service:
+        task = asyncio.create_task(answer(service, ask(PROMPT)))
+        await until(lambda: service.occupancy().num_running > 0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await _wait_until_idle(service)
+
+
+async def test_abort_ends_every_choice_of_the_waiter(llama: Path) -> None:
+    async with running_service(llama) as service:
+        request = msgspec.structs.replace(ask(PROMPT, n=2), request_id="r1")
+        deltas = service.generate(request)
+        seen = [await anext(deltas)]
+        assert service.abort("r1")
+        assert not service.abort("r1")
+        seen += [delta async for delta in deltas]
+        choices, _ = join_deltas(seen)
+        assert [choice.finish_reason for choice in choices] == ["abort", "abort"]
+        await _wait_until_idle(service)
+        assert not service.abort("r1")
+
+
+async def test_aborts_anywhere_leave_the_others_unharmed(llama: Path) -> None:
+    draw = random.Random(8)
+    good = ask(PROMPT, max_tokens=40)
+    async with running_service(llama, max_step_tokens=16, max_num_sequences=8) as service:
+        alone = (await answer(service, good)).token_ids
+
+        async def leave_early(index: int) -> None:
+            prompt = [draw.randrange(VOCAB_SIZE) for _ in range(draw.randrange(1, 100))]
+            deltas = service.generate(ask(prompt, n=draw.randrange(1, 3), prompt_logprobs=0))
+            for _ in range(index % 4):
+                await anext(deltas)
+            await deltas.aclose()
+
+        leavers = [asyncio.create_task(leave_early(index)) for index in range(24)]
+        assert (await answer(service, good)).token_ids == alone
+        await asyncio.gather(*leavers)
+        await _wait_until_idle(service)
+
+
+async def test_slow_reader_gets_merged_deltas(llama: Path) -> None:
+    async with running_service(llama) as service:
+        fast = await answer(service, ask(PROMPT, max_tokens=30, logprobs=1))
+        slow = service.generate(ask(PROMPT, max_tokens=30, logprobs=1))
+        seen = [await anext(slow)]
+        await _wait_until_idle(service)
+        seen += [delta async for delta in slow]
+    choices, _ = join_deltas(seen)
+    assert choices == fast.choices
+    assert len(seen) <= 3
+
+
+async def test_too_many_waiting_requests_are_refused(llama: Path) -> None:
+    async with running_service(llama, max_num_sequences=1, max_waiting=2) as service:
+        running = service.generate(ask(PROMPT))
+        await anext(running)
+        waiting = [
+            asyncio.create_task(answer(service, ask(PROMPT, max_tokens=2))) for _ in range(2)
+        ]
+        await until(lambda: service.occupancy().num_waiting == 2)
+        with pytest.raises(OverloadedError, match="2 requests wait, limit is 2") as refused:
+            await answer(service, ask(PROMPT))
+        assert refused.value.retry_after_s == 1
+        await running.aclose()
+        assert all(one.token_ids for one in await asyncio.gather(*waiting))
+
+
+async def test_dead_loop_ends_every_waiter_and_shows(llama: Path) -> None:
+    async with running_service(llama) as service:
+        deltas = service.generate(ask(PROMPT))
+        await anext(deltas)
+        service._engine._commands.put("no command")  # type: ignore[arg-type]
+        with pytest.raises(InternalError, match="engine stopped"):
+            async for _ in deltas:
+                pass
+        assert not service.is_alive
+        with pytest.raises(UnavailableError):
+            await answer(service, ask(PROMPT))
+
+
+async def test_stop_ends_every_waiter(llama: Path) -> None:
+    service = await asyncio.to_thread(load_service, llama)
+    service.start()
+    deltas = service.generate(ask(PROMPT))
+    await anext(deltas)
+    await service.stop()
+    with pytest.raises(UnavailableError):
+        async for _ in deltas:
+            pass
+    assert not service.is_alive
+
+
+async def test_info_says_what_is_served(llama: Path) -> None:
+    async with running_service(llama, dtype="bfloat16", max_model_len=128) as service:
+        info = service.info()
+    assert (info.model, info.max_model_len, info.vocab_size) == ("tiny", 128, VOCAB_SIZE)
+    assert (info.dtype, info.device, info.invariant) == ("bfloat16", "cpu", True)
