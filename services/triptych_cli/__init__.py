@@ -1,0 +1,1 @@
+"""The triptych command: the one place that composes the services."""

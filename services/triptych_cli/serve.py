@@ -1,0 +1,200 @@
+"""``triptych serve``: gateway, render and derender in this process, generate in one of its own."""
+
+import asyncio
+import contextlib
+import ctypes
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from triptych import logs
+from triptych.errors import SetupError, UnavailableError
+from triptych.models import ModelLocation, ensure
+from triptych.serving import Service, run_loop, serve, stop_on_signals
+from triptych.settings import (
+    LogLevel,
+    ModelSettings,
+    ServiceSettings,
+    parse_settings,
+    settings_config,
+)
+from triptych.wire import ModelInfo
+from triptych_derender.__main__ import create_derender_service, load_derenderer
+from triptych_derender.settings import DerenderSettings
+from triptych_gateway.__main__ import create_gateway_service
+from triptych_gateway.flows import Panels
+from triptych_gateway.in_process import InProcessDerender, InProcessRender
+from triptych_gateway.over_grpc import GrpcGenerate
+from triptych_gateway.settings import GatewaySettings
+from triptych_render.__main__ import create_render_service, load_renderer
+from triptych_render.settings import RenderSettings
+
+#: Seconds between the stop signal and the kill of a generate process that does not end.
+_CHILD_GRACE_S = 1.5
+_PR_SET_PDEATHSIG = 1
+
+
+class ServeSettings(ServiceSettings, ModelSettings):
+    """Serve a model on this machine: gateway, render, generate and derender."""
+
+    model_config = settings_config("TRIPTYCH_SERVE_", "serve")
+
+    http_port: int = Field(8000, ge=0, le=65535, description="port of the OpenAI gateway")
+    render_http_port: int = Field(8001, ge=0, le=65535, description="JSON port of render")
+    generate_http_port: int = Field(8002, ge=0, le=65535, description="JSON port of generate")
+    derender_http_port: int = Field(8003, ge=0, le=65535, description="JSON port of derender")
+    render_grpc_port: int = Field(9001, ge=0, le=65535, description="gRPC port of render")
+    generate_grpc_port: int = Field(9002, ge=0, le=65535, description="gRPC port of generate")
+    derender_grpc_port: int = Field(9003, ge=0, le=65535, description="gRPC port of derender")
+    device: str = Field("cpu", description="cpu, cuda or cuda:N")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="of weights and activations"
+    )
+    threads: int | None = Field(
+        None, ge=1, description="torch threads on the CPU; default: all cores"
+    )
+    request_timeout_s: float = Field(600.0, gt=0, description="seconds that one answer may take")
+    api_key: SecretStr | None = Field(
+        None, description="key that clients of the gateway must send; default: none needed"
+    )
+    log_level: LogLevel = Field("warning", description="least severity that is logged")
+    shutdown_timeout_s: float = Field(
+        3.0, ge=0, le=3600, description="seconds that running requests may take after Ctrl-C"
+    )
+
+
+def main(args: list[str]) -> int:
+    settings = parse_settings(ServeSettings, args)
+    logs.configure(settings.log_level)
+    location = ensure(settings.model)
+    return run_loop(_serve(settings, location))
+
+
+async def _serve(settings: ServeSettings, location: ModelLocation) -> int:
+    """Serve until a signal (0) or until generate dies (1)."""
+    stop = stop_on_signals()
+    target = f"{settings.host}:{settings.generate_grpc_port or _free_port(settings.host)}"
+    async with _generate_process(settings, target) as process:
+        link = GrpcGenerate(target, timeout_s=settings.request_timeout_s)
+        services = _services(settings, link)
+        died = asyncio.create_task(process.wait())
+        info = await _until_up(link, died, stop)
+        if info is not None:
+            died.add_done_callback(lambda _: stop.set())
+            await serve(
+                services, stop=stop, on_ready=lambda: _say_ready(settings, services, info, target)
+            )
+        is_dead = died.done() and process.returncode not in {0, -signal.SIGINT, -signal.SIGTERM}
+        died.cancel()
+    if is_dead:
+        raise SetupError(f"generate ended with status {process.returncode}; see its message above")
+    return 0
+
+
+def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
+    common = settings.model_dump(include=set(ServiceSettings.model_fields) - {"http_port"})
+    model = settings.model_dump(include=set(ModelSettings.model_fields))
+    del common["max_body_bytes"]
+    render = RenderSettings(
+        **common,
+        **model,
+        max_body_bytes=settings.max_body_bytes,
+        http_port=settings.render_http_port,
+        grpc_port=settings.render_grpc_port,
+    )
+    derender = DerenderSettings(
+        **common,
+        **model,
+        http_port=settings.derender_http_port,
+        grpc_port=settings.derender_grpc_port,
+    )
+    gateway = GatewaySettings(
+        **common,
+        max_body_bytes=settings.max_body_bytes,
+        http_port=settings.http_port,
+        api_key=settings.api_key,
+        request_timeout_s=settings.request_timeout_s,
+    )
+    renderer, derenderer = load_renderer(render), load_derenderer(derender)
+    panels = Panels(InProcessRender(renderer), link, InProcessDerender(derenderer))
+    return [
+        create_gateway_service(panels, gateway, [link]),
+        create_render_service(renderer, render),
+        create_derender_service(derenderer, derender),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def _generate_process(settings: ServeSettings, target: str) -> AsyncIterator[Process]:
+    """Generate as a child that ends with this process, whatever ends this process."""
+    grpc_port = target.rpartition(":")[2]
+    http_port = settings.generate_http_port or _free_port(settings.host)
+    flags: dict[str, object] = {
+        **settings.model_dump(include={"model", "host", "device", "dtype", "log_level"}),
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "max_logprobs": settings.max_logprobs,
+        "shutdown_timeout_s": settings.shutdown_timeout_s,
+        "served_model_name": settings.served_model_name,
+        "max_model_len": settings.max_model_len,
+        "threads": settings.threads,
+    }
+    command = [sys.executable, "-m", "triptych_cli", "generate"]
+    for name, value in flags.items():
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    process = await asyncio.create_subprocess_exec(*command, preexec_fn=_end_with_parent)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _CHILD_GRACE_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _until_up(
+    link: GrpcGenerate, died: "asyncio.Task[int]", stop: asyncio.Event
+) -> ModelInfo | None:
+    """What generate says of itself once it serves; None if it died or a signal came first."""
+    while not died.done() and not stop.is_set():
+        try:
+            return await link.info()
+        except UnavailableError:
+            await asyncio.sleep(0.1)
+    return None
+
+
+def _say_ready(
+    settings: ServeSettings, services: list[Service], info: ModelInfo, target: str
+) -> None:
+    gateway = services[0].addresses[0]
+    generate_http = f"http://{settings.host}:{settings.generate_http_port}"
+    lines = {service.name: list(service.addresses) for service in services}
+    lines["generate"] = [generate_http, f"grpc://{target}"]
+    print(f"\ntriptych {version('triptych')} serves {info.model} ({info.device}, {info.dtype})\n")
+    for name in ("gateway", "render", "generate", "derender"):
+        print(f"  {name:<9} {'   '.join(lines[name])}")
+    body = f'{{"model": "{info.model}", "messages": [{{"role": "user", "content": "Say hi."}}]}}'
+    print(f"\ntry:\n  curl -s {gateway}/v1/chat/completions \\")
+    print(f"    -H 'content-type: application/json' -d '{body}'\n", flush=True)
+
+
+def _end_with_parent() -> None:
+    """Runs in the child before it starts: on Linux, SIGTERM when the parent is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""gateway: chains render, generate and derender for OpenAI clients."""

@@ -1,0 +1,61 @@
+"""Several generate streams read as one."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+
+from triptych.wire import GenerateDelta
+
+#: Deltas that may wait for the reader before generate is held back.
+_DEPTH = 16
+
+
+class MergedDeltas:
+    """The deltas of several streams as they come, each with its stream's index.
+
+    Closing it, or ``stop`` for one stream, closes the streams, which aborts their requests.
+    """
+
+    def __init__(self, streams: Sequence[AsyncGenerator[GenerateDelta, None]]) -> None:
+        self._items: asyncio.Queue[tuple[int, GenerateDelta | Exception | None]]
+        self._items = asyncio.Queue(_DEPTH)
+        self._open = set(range(len(streams)))
+        self._tasks = [
+            asyncio.create_task(self._pump(index, each)) for index, each in enumerate(streams)
+        ]
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, GenerateDelta]]:
+        return self
+
+    async def __anext__(self) -> tuple[int, GenerateDelta]:
+        while self._open:
+            index, item = await self._items.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                self._open.discard(index)
+            elif index in self._open:
+                return index, item
+        raise StopAsyncIteration
+
+    def stop(self, indexes: Iterable[int]) -> None:
+        """Abort what still runs of these streams; nothing more comes from them."""
+        for index in indexes:
+            self._open.discard(index)
+            self._tasks[index].cancel()
+
+    async def aclose(self) -> None:
+        """Abort everything and wait until it is."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _pump(self, index: int, deltas: AsyncGenerator[GenerateDelta, None]) -> None:
+        end: Exception | None = None
+        try:
+            async with contextlib.aclosing(deltas):
+                async for delta in deltas:
+                    await self._items.put((index, delta))
+        except Exception as error:  # noqa: BLE001  # handed to the reader, which raises it
+            end = error
+        await self._items.put((index, end))

@@ -1,0 +1,170 @@
+"""Links to panels over gRPC."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import msgspec
+
+from triptych.convert import (
+    answer_to_proto,
+    delta_from_proto,
+    delta_to_proto,
+    info_from_proto,
+    rendered_from_proto,
+    request_to_proto,
+)
+from triptych.errors import UnavailableError
+from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
+from triptych.rpc import RpcErrors, call_metadata, open_channel
+from triptych.v1 import (
+    derender_pb2,
+    derender_pb2_grpc,
+    generate_pb2,
+    generate_pb2_grpc,
+    render_pb2,
+    render_pb2_grpc,
+)
+from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo
+from triptych_gateway.links import ReplyFeed
+
+#: Seconds for render, derender of a whole answer, and questions about a worker.
+CALL_TIMEOUT_S = 60.0
+INFO_TIMEOUT_S = 2.0
+
+
+class GrpcRender:
+    """render at ``target`` (host:port)."""
+
+    def __init__(self, target: str) -> None:
+        self._name = f"render at {target}"
+        self._channel = open_channel(target)
+        self._stub = render_pb2_grpc.RenderServiceStub(self._channel)
+
+    async def render(self, endpoint: Endpoint, body: bytes, request_id: str) -> Rendered:
+        call = self._stub.RenderChat if endpoint == "chat" else self._stub.RenderCompletion
+        async with RpcErrors(self._name):
+            answer = await call(
+                render_pb2.RenderRequest(body=body, request_id=request_id),
+                timeout=CALL_TIMEOUT_S,
+                metadata=call_metadata(request_id),
+            )
+            return rendered_from_proto(answer)
+
+    async def tokenize(self, body: bytes) -> bytes:
+        async with RpcErrors(self._name):
+            request = render_pb2.TextRequest(body=body)
+            return (await self._stub.Tokenize(request, timeout=CALL_TIMEOUT_S)).body
+
+    async def detokenize(self, body: bytes) -> bytes:
+        async with RpcErrors(self._name):
+            request = render_pb2.TextRequest(body=body)
+            return (await self._stub.Detokenize(request, timeout=CALL_TIMEOUT_S)).body
+
+    async def tokenizer_info(self) -> bytes:
+        async with RpcErrors(self._name):
+            request = render_pb2.TokenizerInfoRequest()
+            return (await self._stub.GetTokenizerInfo(request, timeout=INFO_TIMEOUT_S)).body
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+
+class GrpcGenerate:
+    """generate at ``target`` (host:port). ``timeout_s`` bounds a whole answer."""
+
+    def __init__(self, target: str, *, timeout_s: float) -> None:
+        self._name = f"generate at {target}"
+        self._timeout_s = timeout_s
+        self._channel = open_channel(target)
+        self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        call = self._stub.Generate(
+            request_to_proto(request),
+            timeout=self._timeout_s,
+            metadata=call_metadata(request.request_id or ""),
+        )
+        try:
+            async with RpcErrors(self._name):
+                async for message in call:
+                    yield delta_from_proto(message)
+        finally:
+            call.cancel()
+
+    async def info(self) -> ModelInfo:
+        async with RpcErrors(self._name):
+            request = generate_pb2.GetInfoRequest()
+            return info_from_proto(await self._stub.GetInfo(request, timeout=INFO_TIMEOUT_S))
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+
+class GrpcDerender:
+    """derender at ``target`` (host:port). ``timeout_s`` bounds a whole streamed reply."""
+
+    def __init__(self, target: str, *, timeout_s: float) -> None:
+        self._name = f"derender at {target}"
+        self._timeout_s = timeout_s
+        self._channel = open_channel(target)
+        self._stub = derender_pb2_grpc.DerenderServiceStub(self._channel)
+
+    @asynccontextmanager
+    async def open(
+        self, spec: ReplySpec, *, request_id: str, created: int, prompts: list[list[int]]
+    ) -> AsyncIterator[ReplyFeed]:
+        call = self._stub.Derender(timeout=self._timeout_s, metadata=call_metadata(request_id))
+        start = derender_pb2.DerenderStart(
+            reply_spec=msgspec.json.encode(spec),
+            request_id=request_id,
+            created=created,
+            prompts=[derender_pb2.Prompt(token_ids=ids) for ids in prompts],
+        )
+        try:
+            async with RpcErrors(self._name):
+                await call.write(derender_pb2.DerenderCommand(start=start))
+            yield _GrpcFeed(call, self._name)
+        finally:
+            call.cancel()
+
+    async def whole(
+        self, spec: ReplySpec, answers: list[Generated], *, request_id: str, created: int
+    ) -> bytes:
+        request = derender_pb2.DerenderWholeRequest(
+            reply_spec=msgspec.json.encode(spec),
+            request_id=request_id,
+            created=created,
+            answers=[answer_to_proto(answer) for answer in answers],
+        )
+        async with RpcErrors(self._name):
+            answer = await self._stub.DerenderWhole(
+                request, timeout=CALL_TIMEOUT_S, metadata=call_metadata(request_id)
+            )
+            return answer.body
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+
+class _GrpcFeed:
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[derender_pb2.DerenderCommand, derender_pb2.DerenderChunks],
+        name: str,
+    ) -> None:
+        self._call = call
+        self._name = name
+
+    async def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed:
+        command = derender_pb2.DerenderDelta(prompt_index=prompt_index, delta=delta_to_proto(delta))
+        async with RpcErrors(self._name):
+            await self._call.write(derender_pb2.DerenderCommand(delta=command))
+            answer = await self._call.read()
+        if not isinstance(answer, derender_pb2.DerenderChunks):
+            raise UnavailableError(f"{self._name} ended the stream early", retry_after_s=1)
+        return Fed(
+            chunks=list(answer.chunks),
+            done_prompts=list(answer.done_prompts),
+            is_done=answer.is_done,
+        )

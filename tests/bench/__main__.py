@@ -1,0 +1,149 @@
+"""``python -m bench``: measure a running stack, in turn with a peer where one is given.
+
+A peer is any server with vLLM's scale-out endpoints on one address. Every figure is a median; the
+ratio is ours over the peer's, measured in turn in the same run.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from bench.bound import linear_bound
+from bench.client import Connection, closed_loop
+from bench.workloads import (
+    CHAT_DERENDER,
+    CHAT_RENDER,
+    GENERATE,
+    chat_body,
+    derender_body,
+    generate_body,
+)
+from support.stack import running_stack
+from triptych.models import ensure
+
+Measure = Callable[["Target", int], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a server's panels are."""
+
+    render: str
+    generate: str
+    derender: str
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the table; higher is better unless ``unit`` is seconds."""
+
+    name: str
+    unit: str
+    measure: Measure
+
+
+async def render_rate(target: Target, run: int, *, words: int, count: int) -> float:
+    bodies = [chat_body(words, run * count + index) for index in range(count)]
+    return count / await closed_loop(target.render, CHAT_RENDER, bodies, 8)
+
+
+async def derender_rate(target: Target, run: int, *, top: int | None, count: int) -> float:
+    return count / await closed_loop(
+        target.derender, CHAT_DERENDER, [derender_body(512, top)] * count, 1
+    )
+
+
+async def output_rate(target: Target, run: int, *, at_once: int, logprobs: int | None) -> float:
+    first = (run * 100 + at_once) * 100
+    bodies = [generate_body(64, 64, first + index, logprobs) for index in range(at_once)]
+    return 64 * at_once / await closed_loop(target.generate, GENERATE, bodies, at_once)
+
+
+async def first_token(target: Target, run: int) -> float:
+    body = json.loads(generate_body(1024, 2, 10_000 + run))
+    return await Connection(target.generate).first_event(
+        GENERATE, json.dumps({**body, "stream": True}).encode()
+    )
+
+
+def cases() -> list[Case]:
+    listed = [
+        Case("render, short chat", "req/s", lambda t, r: render_rate(t, r, words=60, count=400)),
+        Case("render, long chat", "req/s", lambda t, r: render_rate(t, r, words=2950, count=60)),
+        Case("derender 512, top-20", "req/s", lambda t, r: derender_rate(t, r, top=20, count=20)),
+        Case("derender 512, plain", "req/s", lambda t, r: derender_rate(t, r, top=None, count=200)),
+    ]
+    for logprobs in (None, 20):
+        for at_once in (1, 4, 16):
+            name = f"generate, {at_once} at once, " + ("top-20" if logprobs else "no logprobs")
+            listed.append(Case(name, "tok/s", _output_case(at_once, logprobs)))
+    listed.append(Case("first token of 1024", "s", first_token))
+    return listed
+
+
+def _output_case(at_once: int, logprobs: int | None) -> Measure:
+    return lambda target, run: output_rate(target, run, at_once=at_once, logprobs=logprobs)
+
+
+async def run_case(case: Case, targets: list[Target], repeats: int) -> list[float]:
+    """The median per target, measured in turn; one warm-up each is not counted."""
+    values: list[list[float]] = [[] for _ in targets]
+    for run in range(repeats + 1):
+        for index, target in enumerate(targets):
+            value = await case.measure(target, run)
+            if run:
+                values[index].append(value)
+    return [statistics.median(each) for each in values]
+
+
+def main() -> int:
+    arguments = parse()
+    with ours(arguments) as target:
+        targets = [target]
+        if arguments.peer:
+            targets.append(Target(arguments.peer, arguments.peer, arguments.peer))
+        print("| measured | ours | peer | ratio |\n|---|---|---|---|", flush=True)
+        for case in cases():
+            if arguments.only in case.name:
+                medians = asyncio.run(run_case(case, targets, arguments.repeats))
+                print(row(case, medians), flush=True)
+    if "bound" in arguments.only or not arguments.only:
+        for rows in (1, 4, 16):
+            bound = linear_bound(ensure("smollm2").directory, rows)
+            print(f"| linear-only bound, {rows} rows | {bound:.0f} tok/s | | |", flush=True)
+    return 0
+
+
+def row(case: Case, medians: list[float]) -> str:
+    ours_text = f"{medians[0]:.4g} {case.unit}"
+    if len(medians) == 1:
+        return f"| {case.name} | {ours_text} | | |"
+    ratio = medians[0] / medians[1]
+    return f"| {case.name} | {ours_text} | {medians[1]:.4g} {case.unit} | {ratio:.2f} |"
+
+
+@contextlib.contextmanager
+def ours(arguments: argparse.Namespace) -> Iterator[Target]:
+    """A stack started here, on all cores."""
+    dtype = f"--dtype={arguments.dtype}"
+    with running_stack(dtype, threads=arguments.threads, log_level="warning") as stack:
+        yield Target(stack.render, stack.generate, stack.derender)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--peer", help="base URL of a server to measure in turn with ours")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="", help="measure only the rows whose name holds this")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

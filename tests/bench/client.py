@@ -1,0 +1,72 @@
+"""A lean HTTP/1.1 client: the measured server, not the client, should use the processor."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+
+class Connection:
+    """One keep-alive connection."""
+
+    def __init__(self, base: str) -> None:
+        parts = urlsplit(base)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        """The body of a 200 with a content length.
+
+        Raises:
+            RuntimeError: any other status.
+        """
+        reader, writer = await self._connected()
+        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        header = await reader.readuntil(b"\r\n\r\n")
+        fields = header.lower().split(b"\r\n")
+        length = next(int(f[15:]) for f in fields if f.startswith(b"content-length:"))
+        answer = await reader.readexactly(length)
+        if b" 200 " not in fields[0]:
+            raise RuntimeError(f"{path}: {fields[0].decode()} {answer[:300].decode()}")
+        return answer
+
+    async def first_event(self, path: str, body: bytes) -> float:
+        """Seconds until the first bytes of a streamed answer's body; reads it to its end."""
+        reader, writer = await self._connected()
+        start = time.perf_counter()
+        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readuntil(b"data: ")
+        seconds = time.perf_counter() - start
+        await reader.read()
+        self.close()
+        return seconds
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._reader is None or self._writer is None:
+            opened = await asyncio.open_connection(self._host, self._port, limit=2**26)
+            self._reader, self._writer = opened
+        return self._reader, self._writer
+
+
+async def closed_loop(base: str, path: str, bodies: Sequence[bytes], connections: int) -> float:
+    """Seconds to send every body, at most ``connections`` at once."""
+    waiting = iter(bodies)
+
+    async def work() -> None:
+        connection = Connection(base)
+        for body in waiting:
+            await connection.post(path, body)
+        connection.close()
+
+    start = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(connections)))
+    return time.perf_counter() - start

@@ -1,0 +1,68 @@
+"""Which heavy packages a service's process loads, transitively, in a clean interpreter."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: Module that a service's process starts with -> packages it must never load.
+FORBIDDEN = {
+    "triptych_render.__main__": {"torch", "triptych_generate", "triptych_derender"},
+    "triptych_derender.__main__": {"torch", "transformers", "tokenizers", "triptych_render"},
+    "triptych_gateway.__main__": {"torch", "transformers", "tokenizers", "jinja2"},
+    "triptych_generate.__main__": {"tokenizers", "triptych_render", "triptych_derender"},
+    "triptych_cli.serve": {"torch", "triptych_generate"},
+    "triptych_cli.main": {"fastapi", "grpc", "torch", "transformers", "pydantic"},
+    "triptych.wire": {"pydantic", "fastapi", "grpc", "google", "numpy", "orjson"},
+    "triptych.errors": {"pydantic", "fastapi", "grpc", "google", "numpy", "orjson"},
+}
+
+
+@pytest.mark.parametrize("module", FORBIDDEN)
+def test_process_does_not_load(module: str) -> None:
+    script = f"import sys, {module}; print('\\n'.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], check=True, capture_output=True, text=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert module.partition(".")[0] in loaded
+    assert loaded & FORBIDDEN[module] == set()
+
+
+GENERATE_WITHOUT_TOKENIZER = """
+import asyncio, sys
+for name in ("tokenizers", "jinja2", "sentencepiece"):
+    sys.modules[name] = None  # importing it now raises
+from pathlib import Path
+from triptych.wire import GenerateRequest, SamplingParams
+from triptych_generate.options import EngineOptions
+from triptych_generate.service import GenerateService
+
+async def main():
+    options = EngineOptions(model_dir=Path(sys.argv[1]), served_model_name="tiny", num_threads=1)
+    service = GenerateService.load(options)
+    service.start()
+    params = SamplingParams(max_tokens=3, temperature=0)
+    request = GenerateRequest(token_ids=[1, 2, 3], sampling_params=params)
+    print(sum([len(c.token_ids) async for d in service.generate(request) for c in d.choices]))
+    await service.stop()
+
+asyncio.run(main())
+"""
+
+
+def test_generate_needs_no_tokenizer_package_and_no_tokenizer_file(tmp_path: Path) -> None:
+    """transformers itself may import such packages; here they cannot be imported at all."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, **heads)).save_pretrained(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", GENERATE_WITHOUT_TOKENIZER, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["3"]

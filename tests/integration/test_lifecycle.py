@@ -1,0 +1,143 @@
+"""Processes start, refuse to start, and stop as a person at a terminal expects."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.stack import STOP_TIMEOUT_S, running_stack, stop
+
+pytestmark = [pytest.mark.model, pytest.mark.xdist_group("lifecycle")]
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "triptych_cli", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(each) for each in listed.split()]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_ctrl_c_ends_every_process_in_time_while_an_answer_streams() -> None:
+    with running_stack() as stack:
+        first_chunk = threading.Event()
+
+        def read_on() -> None:
+            body = {"messages": [{"role": "user", "content": "Count."}], "stream": True}
+            with httpx.stream(
+                "POST", f"{stack.gateway}/v1/chat/completions", json=body, timeout=30
+            ) as answer:
+                try:
+                    for _ in answer.iter_bytes():
+                        first_chunk.set()
+                except httpx.HTTPError:
+                    pass
+
+        reader = threading.Thread(target=read_on)
+        reader.start()
+        assert first_chunk.wait(30)
+        (child,) = children(stack.process.pid)
+        seconds = stop(stack.process)
+        reader.join(10)
+        assert not reader.is_alive()
+        assert not is_running(child)
+        assert stack.process.returncode == 0
+        assert seconds < STOP_TIMEOUT_S
+        assert "Traceback" not in stack.log.read_text()
+
+
+def test_serve_ends_with_a_message_when_generate_is_killed() -> None:
+    with running_stack() as stack:
+        (child,) = children(stack.process.pid)
+        os.kill(child, signal.SIGKILL)
+        assert stack.process.wait(10) == 1
+        assert "generate ended with status -9" in stack.log.read_text()
+
+
+def test_generate_ends_with_its_parent() -> None:
+    with running_stack() as stack:
+        (child,) = children(stack.process.pid)
+        stack.process.kill()
+        stack.process.wait()
+        deadline = time.monotonic() + 10
+        while is_running(child) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_running(child)
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--derender-grpc-port"])
+def test_port_in_use_is_one_line(flag: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        others = ["--http-port=0", "--render-http-port=0", "--generate-http-port=0"]
+        others += ["--derender-http-port=0", "--render-grpc-port=0", "--generate-grpc-port=0"]
+        done = run("serve", "--threads=1", *others, "--derender-grpc-port=0", f"{flag}={port}")
+    assert done.returncode == 1
+    assert f":{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "render", "derender", "generate"])
+def test_missing_model_is_one_line(command: str) -> None:
+    done = run(command, "--model", "/nonexistent/model")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"triptych {command}: there is no model at /nonexistent/model\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "lacks"), [("render", "tokenizer.json"), ("generate", "config.json")]
+)
+def test_model_directory_that_lacks_files_is_one_line(
+    command: str, lacks: str, tmp_path: Path
+) -> None:
+    done = run(command, "--model", str(tmp_path))
+    assert done.returncode == 1
+    assert lacks in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_directory_without_weights_is_one_line(smollm2_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((smollm2_dir / "config.json").read_bytes())
+    done = run("generate", "--model", str(tmp_path))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "triptych generate:" in done.stderr
+
+
+def test_bad_flag_value_names_flag_and_value() -> None:
+    done = run("gateway", "--http-port", "99999")
+    assert done.returncode == 1
+    assert "--http-port" in done.stderr
+    assert "99999" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "prepare", "render", "generate", "derender", "gateway"]
+)
+def test_help_reads_well(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: triptych {command}")
+
+
+def test_unknown_command_lists_the_commands() -> None:
+    done = run("bogus")
+    assert done.returncode == 2
+    assert "serve" in done.stderr

@@ -1,0 +1,219 @@
+"""The gateway's flows over scripted panels and real sockets."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from support.fakes import FakeDerender, FakeGenerate, FakeRender, Script, token
+from support.net import http_client, listening
+from triptych.errors import InternalError, OverloadedError
+from triptych.wire import GenerateDelta, GenerateRequest
+from triptych_gateway.flows import Panels
+from triptych_gateway.http import create_gateway_app
+
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+def gateway(generate: FakeGenerate, api_key: str | None = None) -> FastAPI:
+    panels = Panels(FakeRender(), generate, FakeDerender())
+    return create_gateway_app(
+        panels, max_body_bytes=10_000, api_key=SecretStr(api_key) if api_key else None
+    )
+
+
+def tokens(*ids: int, error: Exception | None = None, delay_s: float = 0) -> Script:
+    """A script that sends ``ids`` one by one, then ends, or raises ``error``."""
+
+    async def script(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        for index, token_id in enumerate(ids):
+            await asyncio.sleep(random.random() * delay_s)
+            is_last = error is None and index == len(ids) - 1
+            yield token(request, token_id, is_last=is_last)
+        if error is not None:
+            raise error
+
+    return script
+
+
+async def endless(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+    while True:
+        yield token(request, 5)
+        await asyncio.sleep(0.01)
+
+
+async def silent(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+    await asyncio.Event().wait()
+    yield token(request, 5)
+
+
+def frames(text: str) -> list[Any]:
+    return [
+        msgspec.json.decode(line.removeprefix("data: "))
+        for line in text.strip().split("\n\n")
+        if line != "data: [DONE]"
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_whole_answer_joins_each_prompts_deltas(path: str) -> None:
+    app = gateway(FakeGenerate(tokens(5, 6, 7, delay_s=0.01)))
+    async with http_client(app) as client:
+        answer = await client.post(path, json={"prompts": [[1], [2]]})
+    assert answer.json()["ids"] == [[[5, 6, 7]], [[5, 6, 7]]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_stream_keeps_each_prompts_order_whatever_the_timing(path: str) -> None:
+    app = gateway(FakeGenerate(tokens(*range(20), delay_s=0.003)))
+    async with http_client(app) as client:
+        answer = await client.post(path, json={"prompts": [[1], [2], [3]], "stream": True})
+    assert answer.text.endswith("data: [DONE]\n\n")
+    seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for frame in frames(answer.text):
+        for prompt_index, _, ids in frame:
+            seen[prompt_index] += ids
+    assert seen == {0: list(range(20)), 1: list(range(20)), 2: list(range(20))}
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_refusal_before_the_first_token_keeps_its_status(is_stream: bool) -> None:
+    busy = OverloadedError("9 wait, limit is 8", retry_after_s=2)
+    async with http_client(gateway(FakeGenerate(tokens(error=busy)))) as client:
+        answer = await client.post(PATHS[0], json={"prompts": [[1]], "stream": is_stream})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+
+
+async def test_failure_at_the_third_token_ends_the_stream_with_one_error_event() -> None:
+    script = tokens(5, 6, error=InternalError("the model gave NaN"))
+    async with http_client(gateway(FakeGenerate(script))) as client:
+        answer = await client.post(PATHS[0], json={"prompts": [[1]], "stream": True})
+    parts = answer.text.strip().split("\n\n")
+    assert len(parts) == 3
+    assert parts[-1].startswith("event: error\ndata: ")
+    assert "the model gave NaN" in parts[-1]
+
+
+async def test_failure_of_one_prompt_aborts_the_others() -> None:
+    async def script(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        if request.token_ids == [1]:
+            raise InternalError("broken")
+        async for delta in endless(request):
+            yield delta
+
+    generate = FakeGenerate(script)
+    async with http_client(gateway(generate)) as client:
+        answer = await client.post(PATHS[0], json={"prompts": [[1], [2]]})
+    assert answer.status_code == 500
+    assert [name.rpartition("-")[2] for name in generate.aborted] == ["1"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_stop_string_cancels_generate(is_stream: bool) -> None:
+    async def script(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        yield token(request, 5)
+        yield token(request, FakeDerender.STOP)
+        async for delta in endless(request):
+            yield delta
+
+    generate = FakeGenerate(script)
+    async with http_client(gateway(generate)) as client:
+        body = {"prompts": [[1], [2]], "stop": ["x"], "stream": is_stream}
+        answer = await client.post(PATHS[1], json=body)
+    assert answer.status_code == 200
+    assert len(generate.aborted) == 2
+
+
+@pytest.mark.parametrize("script", [endless, silent])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_client_that_leaves_cancels_generate(script: Script, is_stream: bool) -> None:
+    generate = FakeGenerate(script)
+    async with listening(gateway(generate)) as service:
+        host, port = service.addresses[0].removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        body = msgspec.json.encode({"prompts": [[1]], "stream": is_stream})
+        head = f"POST {PATHS[0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await asyncio.wait_for(generate.started.wait(), 5)
+        writer.transport.abort()
+        await asyncio.wait_for(generate.abort_seen.wait(), 5)
+
+
+async def test_slow_reader_holds_generate_back() -> None:
+    sent = 0
+
+    async def script(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        nonlocal sent
+        choice_ids = list(range(2000))
+        while True:
+            delta = token(request, 5)
+            choice = msgspec.structs.replace(delta.choices[0], token_ids=choice_ids)
+            sent += 1
+            yield msgspec.structs.replace(delta, choices=[choice])
+            await asyncio.sleep(0)
+
+    generate = FakeGenerate(script)
+    async with (
+        http_client(gateway(generate)) as client,
+        client.stream("POST", PATHS[0], json={"prompts": [[1]], "stream": True}) as answer,
+    ):
+        assert answer.status_code == 200
+        before = -1
+        while sent != before:
+            before = sent
+            await asyncio.sleep(0.3)
+    assert sent < 2000
+
+
+async def test_api_key_is_needed_when_set() -> None:
+    app = gateway(FakeGenerate(tokens(5)), api_key="s3cret")
+    wrong = [{}, {"authorization": "Bearer nope"}, {"authorization": "Basic s3cret"}]
+    async with http_client(app) as client:
+        for headers in wrong:
+            for path in PATHS:
+                answer = await client.post(path, json={"prompts": [[1]]}, headers=headers)
+                assert answer.status_code == 401
+            assert (await client.get("/v1/models", headers=headers)).status_code == 401
+        right = {"authorization": "Bearer s3cret"}
+        good = await client.post(PATHS[0], json={"prompts": [[1]]}, headers=right)
+        models = await client.get("/v1/models", headers=right)
+        health = await client.get("/health")
+    assert good.status_code == 200
+    assert models.json()["data"][0]["id"] == "fake"
+    assert health.status_code == 200
+
+
+async def test_readiness_follows_the_panels() -> None:
+    class Down(FakeGenerate):
+        async def info(self) -> Any:
+            raise OverloadedError("down")
+
+    async with http_client(gateway(FakeGenerate(tokens(5)))) as client:
+        assert (await client.get("/ready")).status_code == 200
+    async with http_client(gateway(Down(tokens(5)))) as client:
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_no_task_is_left_behind() -> None:
+    app = gateway(FakeGenerate(tokens(5, 6)))
+    async with http_client(app) as client:
+        for is_stream in (False, True):
+            await client.post(PATHS[0], json={"prompts": [[1], [2]], "stream": is_stream})
+        names = {task.get_coro().__qualname__ for task in asyncio.all_tasks()}  # type: ignore[union-attr]
+    assert not any("_pump" in name for name in names)
+
+
+async def test_passed_through_endpoints() -> None:
+    async with http_client(gateway(FakeGenerate(tokens(5)))) as client:
+        answers = [
+            await client.post("/tokenize", json={}),
+            await client.post("/detokenize", json={}),
+            await client.get("/tokenizer_info"),
+        ]
+    assert [answer.json() for answer in answers] == [{"tokens": []}, {"prompt": ""}, {}]
