@@ -31,10 +31,13 @@ def main() -> int:
 def generate(output: Path) -> None:
     """Write message, type stub and service code of every .proto below ``output``."""
     include = importlib.resources.files("grpc_tools") / "_proto"
+    plugins = Path(sys.executable).parent
     protos = sorted(str(path.relative_to(ROOT)) for path in (ROOT / PACKAGE).glob("*.proto"))
     code = protoc.main(
         [
             "protoc",
+            f"--plugin=protoc-gen-mypy={plugins}/protoc-gen-mypy",
+            f"--plugin=protoc-gen-mypy_grpc={plugins}/protoc-gen-mypy_grpc",
             f"--proto_path={ROOT}",
             f"--proto_path={include}",
             f"--python_out={output}",
