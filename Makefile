@@ -29,7 +29,7 @@ serve: install  ## serve the built-in model on http://127.0.0.1:8000 (MODEL=…,
 	@exec $(BIN)/triptych serve --model $(MODEL) $(ARGS)
 
 test: model  ## all CPU tests
-	$(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
 
 check: install  ## lint, types, import rules, protobuf drift
 	$(BIN)/ruff check .

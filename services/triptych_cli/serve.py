@@ -65,7 +65,7 @@ class ServeSettings(ServiceSettings, ModelSettings):
     )
     log_level: LogLevel = Field("warning", description="least severity that is logged")
     shutdown_timeout_s: float = Field(
-        3.0, ge=0, le=3600, description="seconds that running requests may take after Ctrl-C"
+        2.0, ge=0, le=3600, description="seconds that running requests may take after Ctrl-C"
     )
 
 

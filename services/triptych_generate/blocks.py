@@ -4,34 +4,32 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-#: Never given out and never written, so always zero: a place that is safe to read.
-RESERVED_BLOCK = 0
-
 
 class OutOfBlocksError(Exception):
     """The pool has fewer free blocks than were asked for."""
 
 
 class BlockPool:
-    """Blocks ``1 … num_blocks - 1``, each free or owned by one sequence.
+    """Blocks ``0 … num_blocks - 1``, each free or owned by one sequence.
 
+    None is set aside for padding: padding rows are never stored, and tables are not padded.
     Free blocks are kept as runs. A sequence gets neighbouring blocks where it can, and room to
     grow behind them, because attention takes a run of blocks in one product.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        if num_blocks < 2 or block_size < 1:
+        if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens holds nothing")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_free = num_blocks - 1
-        self._starts = [1]
-        self._lengths = [num_blocks - 1]
+        self.num_free = num_blocks
+        self._starts = [0]
+        self._lengths = [num_blocks]
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens that fit when one sequence has all blocks."""
-        return (self.num_blocks - 1) * self.block_size
+        return self.num_blocks * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -61,7 +59,7 @@ class BlockPool:
         runs = list(zip(self._starts, self._lengths, strict=True))
         free = [block for start, length in runs for block in range(start, start + length)]
         blocks = sorted([*free, *(block for table in owned for block in table)])
-        assert blocks == list(range(1, self.num_blocks)), "a KV block is lost or owned twice"
+        assert blocks == list(range(self.num_blocks)), "a KV block is lost or owned twice"
         assert len(free) == self.num_free
         for (start, length), (following, _) in pairwise(runs):
             assert start + length < following, "free runs overlap or touch"
@@ -71,13 +69,14 @@ class BlockPool:
 
         A run that follows an owned block is cut in its middle, so that both can grow.
         """
-        index = bisect_left(self._starts, (after or 0) + 1)
-        is_behind = after is not None and self._starts[index : index + 1] == [after + 1]
+        behind = -1 if after is None else after + 1
+        index = bisect_left(self._starts, behind)
+        is_behind = self._starts[index : index + 1] == [behind]
         if not is_behind:
             index = max(range(len(self._lengths)), key=self._lengths.__getitem__)
         start, length = self._starts[index], self._lengths[index]
         count = min(most, length)
-        first = start if is_behind or start == 1 else start + (length - count) // 2
+        first = start if is_behind or start == 0 else start + (length - count) // 2
         pieces = [(start, first - start), (first + count, start + length - first - count)]
         kept = [piece for piece in pieces if piece[1]]
         self._starts[index : index + 1] = [piece[0] for piece in kept]

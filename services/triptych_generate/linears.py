@@ -47,7 +47,7 @@ def pack_linears(model: nn.Module) -> None:
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """oneDNN has packed products of this dtype for this processor."""
+    """Whether oneDNN has packed products of this dtype for this processor."""
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if device.type != "cpu" or not has_onednn:
         return False

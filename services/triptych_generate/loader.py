@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
@@ -79,7 +80,7 @@ def _load_weights(model_dir: Path, config: Any, dtype: torch.dtype) -> nn.Module
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise SetupError(f"weights in {model_dir} cannot be loaded: {error}") from error
     missing = sorted(report["missing_keys"])
     if missing:

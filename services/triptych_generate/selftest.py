@@ -113,7 +113,7 @@ class _Runs:
 
     def _run(self, sequences: list[Sequence], max_step_tokens: int) -> list[tuple[Tensor, Tensor]]:
         """Per step the first sequence's sample logits (0 or 1 rows) and its prompt logits."""
-        blocks = 1 + sum(-(-one.max_len // self._block_size) for one in sequences)
+        blocks = sum(-(-one.max_len // self._block_size) for one in sequences)
         scheduler = Scheduler(
             BlockPool(blocks, self._block_size),
             max_step_tokens=max_step_tokens,

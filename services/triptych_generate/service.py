@@ -102,7 +102,7 @@ class GenerateService:
             num_waiting=self._engine.num_waiting,
             num_running=len(scheduler.running),
             num_free_blocks=scheduler.pool.num_free,
-            num_blocks=scheduler.pool.num_blocks - 1,
+            num_blocks=scheduler.pool.num_blocks,
             num_preemptions=scheduler.num_preemptions,
         )
 

@@ -72,7 +72,7 @@ def set_up(options: EngineOptions) -> EngineParts:
         options.dtype,
         options.device,
         max_model_len,
-        num_blocks - 1,
+        num_blocks,
         options.block_size,
         "yes" if invariant else "no",
     )
@@ -82,7 +82,7 @@ def set_up(options: EngineOptions) -> EngineParts:
 def _sizes(
     options: EngineOptions, loaded: LoadedModel, shapes: dict[int, LayerShape]
 ) -> tuple[int, int]:
-    """The context in tokens, and the number of KV blocks with the reserved one."""
+    """The context in tokens, and the number of KV blocks."""
     wanted_len = options.max_model_len or loaded.max_positions
     if wanted_len > loaded.max_positions:
         raise SetupError(
@@ -91,20 +91,20 @@ def _sizes(
     per_block = block_bytes(shapes, options.block_size, loaded.dtype)
     blocks_per_sequence = -(-wanted_len // options.block_size)
     cache_bytes = options.kv_cache_bytes or _default_cache_bytes(
-        loaded.device, least=(blocks_per_sequence + 1) * per_block
+        loaded.device, least=blocks_per_sequence * per_block
     )
-    most = blocks_per_sequence * options.max_num_sequences + 1
+    most = blocks_per_sequence * options.max_num_sequences
     num_blocks = min(cache_bytes // per_block, most)
-    if num_blocks < 2:
+    if num_blocks < 1:
         raise SetupError(
-            f"kv_cache_bytes is {cache_bytes:,}; at least {2 * per_block:,} are needed "
-            f"(2 blocks of {options.block_size} tokens)"
+            f"kv_cache_bytes is {cache_bytes:,}; at least {per_block:,} are needed "
+            f"(a block of {options.block_size} tokens)"
         )
-    capacity = (num_blocks - 1) * options.block_size
+    capacity = num_blocks * options.block_size
     if options.max_model_len is not None and capacity < wanted_len:
         raise SetupError(
             f"max_model_len is {wanted_len:,}, but the KV cache of {cache_bytes:,} bytes holds "
-            f"{capacity:,} tokens; it needs {(blocks_per_sequence + 1) * per_block:,} bytes"
+            f"{capacity:,} tokens; it needs {blocks_per_sequence * per_block:,} bytes"
         )
     return min(wanted_len, capacity), num_blocks
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from support.generate_runs import answers, ask, load_service, running_service
 from support.tiny_models import FAMILIES, VOCAB_SIZE, make_tiny_model, plain_model, tiny_config
@@ -110,6 +111,31 @@ def test_directory_without_weights_is_refused(
 ) -> None:
     (tmp_path / "config.json").write_bytes((tiny_dir("llama") / "config.json").read_bytes())
     with pytest.raises(SetupError, match="weights"):
+        load_service(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_damaged_file_is_refused_in_one_line(
+    name: str, tmp_path: Path, tiny_dir: Callable[[str], Path]
+) -> None:
+    for path in tiny_dir("llama").iterdir():
+        content = path.read_bytes()
+        (tmp_path / path.name).write_bytes(
+            content[: len(content) // 2] if path.name == name else content
+        )
+    with pytest.raises(SetupError, match="cannot be"):
+        load_service(tmp_path)
+
+
+def test_weights_that_lack_a_tensor_are_refused(
+    tmp_path: Path, tiny_dir: Callable[[str], Path]
+) -> None:
+    for path in tiny_dir("llama").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(SetupError, match=r"lack 1 tensors, first model\.layers\.1"):
         load_service(tmp_path)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from support.generate_runs import Answer, answer, answers, ask, running_service
 from support.tiny_models import FAMILIES, VOCAB_SIZE
@@ -64,7 +63,7 @@ async def test_answer_is_the_same_after_preemption(
         alone = [_bits(await answer(service, request)) for request in requests]
     # 5 blocks of 64 tokens, each 2 layers x 2 heads x (16 + 16) elements: sequences that grow
     # beyond a block have to give theirs back.
-    tight = {"kv_cache_bytes": 6 * 64 * 128 * (4 if dtype == "float32" else 2)}
+    tight = {"kv_cache_bytes": 5 * 64 * 128 * (4 if dtype == "float32" else 2)}
     async with running_service(tiny_dir("llama"), dtype=dtype, **tight) as service:
         assert [_bits(given) for given in await answers(service, requests)] == alone
         assert service.occupancy().num_preemptions > 0
@@ -89,12 +88,11 @@ async def test_output_scored_again_as_prompt_has_the_same_logprobs(
 async def test_answer_is_the_same_with_other_thread_counts(
     tiny_dir: Callable[[str], Path],
 ) -> None:
-    seen = []
-    for num_threads in (1, 2, 3):
+    requests, seen = _requests(max_tokens=4), []
+    for num_threads in (2, 1):  # the last one stays for the tests that follow
         async with running_service(tiny_dir("llama"), num_threads=num_threads) as service:
-            seen.append([_bits(given) for given in await answers(service, _requests())])
-    torch.set_num_threads(1)
-    assert seen[0] == seen[1] == seen[2]
+            seen.append([_bits(given) for given in await answers(service, requests)])
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.model

@@ -7,13 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from triptych.errors import ContextLengthError
 from triptych.wire import SamplingParams
-from triptych_generate.blocks import RESERVED_BLOCK, BlockPool, OutOfBlocksError
+from triptych_generate.blocks import BlockPool, OutOfBlocksError
 from triptych_generate.scheduler import Plan, Scheduler
 from triptych_generate.sequence import Sequence
 
 _BLOCK = 4
-_NUM_BLOCKS = 9
-_CAPACITY = (_NUM_BLOCKS - 1) * _BLOCK
+_NUM_BLOCKS = 8
+_CAPACITY = _NUM_BLOCKS * _BLOCK
 _BUDGET = 6
 _MAX_RUNNING = 4
 
@@ -118,7 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
             self.accounts_are_right()
         assert not self.live
-        assert self.scheduler.pool.num_free == _NUM_BLOCKS - 1
+        assert self.scheduler.pool.num_free == _NUM_BLOCKS
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -166,7 +166,7 @@ def test_large_request_is_not_overtaken_for_ever() -> None:
 
 
 def test_last_in_order_gives_its_blocks_back_and_finishes_later() -> None:
-    scheduler = _scheduler(num_blocks=5)
+    scheduler = _scheduler(num_blocks=4)
     first, second = _sequence(0, 7, 16), _sequence(1, 4, 16)
     for sequence in (first, second):
         scheduler.add(sequence)
@@ -178,10 +178,9 @@ def test_last_in_order_gives_its_blocks_back_and_finishes_later() -> None:
     assert scheduler.num_preemptions > 0
 
 
-def test_pool_never_gives_the_reserved_block() -> None:
-    pool = BlockPool(4, _BLOCK)
+def test_pool_gives_each_block_once_and_notices_a_lost_one() -> None:
+    pool = BlockPool(3, _BLOCK)
     taken = pool.take(3)
-    assert RESERVED_BLOCK not in taken
     with pytest.raises(OutOfBlocksError):
         pool.take(1)
     pool.check([taken])
@@ -203,7 +202,7 @@ def test_sequences_that_grow_in_turn_keep_neighbouring_blocks() -> None:
 
 @given(data=st.data())
 def test_pool_accounts_for_every_block_whatever_is_taken_and_freed(data: st.DataObject) -> None:
-    pool = BlockPool(data.draw(st.integers(2, 30)), _BLOCK)
+    pool = BlockPool(data.draw(st.integers(1, 30)), _BLOCK)
     tables: list[list[int]] = []
     for _ in range(data.draw(st.integers(0, 40))):
         wanted = data.draw(st.integers(0, 6))

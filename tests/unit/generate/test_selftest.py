@@ -131,6 +131,6 @@ def test_default_cache_holds_one_sequence_of_full_length(
 
 
 def test_default_context_is_what_a_small_cache_holds(tiny_dir: Callable[[str], Path]) -> None:
-    # 4 blocks of 64 tokens, each 2 layers x 2 heads x (16 + 16) float32; one is reserved.
-    service = load_service(tiny_dir("llama"), kv_cache_bytes=4 * 64 * 128 * 4)
+    # 3 blocks of 64 tokens, each token 2 layers x 2 heads x (16 + 16) float32.
+    service = load_service(tiny_dir("llama"), kv_cache_bytes=3 * 64 * 128 * 4)
     assert service.limits.max_model_len == 192
