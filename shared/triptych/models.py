@@ -91,7 +91,7 @@ def ensure(model: str) -> ModelLocation:
     location = resolve(model)
     if not location.is_ready:
         command = [sys.executable, "-m", "triptych_cli", "prepare", model]
-        if subprocess.run(command, check=False).returncode != 0:
+        if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode != 0:
             raise SetupError(f"the model {model} could not be prepared; see above")
     return location
 
