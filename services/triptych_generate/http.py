@@ -18,6 +18,7 @@ from triptych.http import (
     unless_gone,
 )
 from triptych.json_bodies import encode_generate_chunk, encode_generate_response
+from triptych.metrics import GaugeSource
 from triptych.unknown_fields import log_unknown_fields
 from triptych.wire import (
     Generated,
@@ -50,6 +51,7 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         model=(info.model, info.max_model_len),
         is_alive=lambda: service.is_alive,
         is_ready=is_ready,
+        gauges=_gauges(service),
     )
 
     @app.post("/inference/v1/generate", summary="Generate; a stream with `stream: true`")
@@ -75,6 +77,26 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         return {"aborted": [each for each in ids if service.abort(each)]}
 
     return app
+
+
+def _gauges(service: GenerateService) -> tuple[GaugeSource, ...]:
+    """How busy the engine is, for ``/metrics``."""
+    return (
+        GaugeSource("waiting", "requests not started", lambda: service.occupancy().num_waiting),
+        GaugeSource("running", "sequences in the steps", lambda: service.occupancy().num_running),
+        GaugeSource("kv_blocks", "KV blocks in all", lambda: service.occupancy().num_blocks),
+        GaugeSource(
+            "kv_blocks_free", "free KV blocks", lambda: service.occupancy().num_free_blocks
+        ),
+        GaugeSource(
+            "preemptions", "sequences computed again", lambda: service.occupancy().num_preemptions
+        ),
+        GaugeSource(
+            "invariant",
+            "1: the start-up check found the same bits in any batch",
+            lambda: float(bool(service.info().invariant)),
+        ),
+    )
 
 
 async def collect(

@@ -1,7 +1,8 @@
 """Prometheus metrics of one service, in a registry of its own: services may share a process."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -11,10 +12,19 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
-class Metrics:
-    """Requests of one service by endpoint and status, in flight, and seconds taken."""
+@dataclass(frozen=True, slots=True)
+class GaugeSource:
+    """A figure that a service reads when it is asked for; ``name`` gets the service's prefix."""
 
-    def __init__(self, service: str) -> None:
+    name: str
+    help: str
+    read: Callable[[], float]
+
+
+class Metrics:
+    """Requests of one service by endpoint and status, in flight, seconds taken, and its gauges."""
+
+    def __init__(self, service: str, gauges: tuple[GaugeSource, ...] = ()) -> None:
         self.registry = CollectorRegistry()
         prefix = f"triptych_{service}"
         self._requests = Counter(
@@ -33,6 +43,10 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+
+        for source in gauges:
+            gauge = Gauge(f"{prefix}_{source.name}", source.help, registry=self.registry)
+            gauge.set_function(source.read)
 
     @contextmanager
     def in_flight(self, *, is_counted: bool) -> Iterator[None]:

@@ -10,16 +10,19 @@ import contextlib
 import json
 import statistics
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from bench.bound import linear_bound
 from bench.client import Connection, closed_loop
+from bench.wire_size import wire_cost
 from bench.workloads import (
     CHAT_DERENDER,
     CHAT_RENDER,
     GENERATE,
     chat_body,
+    chunk_body,
     derender_body,
     generate_body,
 )
@@ -40,7 +43,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the table; higher is better unless ``unit`` is seconds."""
+    """One row of the table; higher is better unless ``unit`` is s or x."""
 
     name: str
     unit: str
@@ -54,7 +57,7 @@ async def render_rate(target: Target, run: int, *, words: int, count: int) -> fl
 
 async def derender_rate(target: Target, run: int, *, top: int | None, count: int) -> float:
     return count / await closed_loop(
-        target.derender, CHAT_DERENDER, [derender_body(512, top)] * count, 1
+        target.derender, CHAT_DERENDER, [derender_body(512, top)] * count, 4
     )
 
 
@@ -62,6 +65,22 @@ async def output_rate(target: Target, run: int, *, at_once: int, logprobs: int |
     first = (run * 100 + at_once) * 100
     bodies = [generate_body(64, 64, first + index, logprobs) for index in range(at_once)]
     return 64 * at_once / await closed_loop(target.generate, GENERATE, bodies, at_once)
+
+
+async def chunk_growth(target: Target, run: int) -> float:
+    """How much longer 512 chunks take than 256; 2 = the cost per chunk is constant."""
+    seconds = [await _stream_seconds(target, num_chunks) for num_chunks in (256, 512)]
+    return seconds[1] / seconds[0]
+
+
+async def _stream_seconds(target: Target, num_chunks: int) -> float:
+    connection, state = Connection(target.derender), None
+    start = time.perf_counter()
+    for index in range(num_chunks):
+        body = chunk_body(index, num_chunks, state)
+        state = json.loads(await connection.post(CHAT_DERENDER, body))["stream_state"]
+    connection.close()
+    return time.perf_counter() - start
 
 
 async def first_token(target: Target, run: int) -> float:
@@ -78,6 +97,7 @@ def cases() -> list[Case]:
         Case("derender 512, top-20", "req/s", lambda t, r: derender_rate(t, r, top=20, count=20)),
         Case("derender 512, plain", "req/s", lambda t, r: derender_rate(t, r, top=None, count=200)),
     ]
+    listed.append(Case("derender, 512 chunks over 256", "x", chunk_growth))
     for logprobs in (None, 20):
         for at_once in (1, 4, 16):
             name = f"generate, {at_once} at once, " + ("top-20" if logprobs else "no logprobs")
@@ -112,7 +132,10 @@ def main() -> int:
             if arguments.only in case.name:
                 medians = asyncio.run(run_case(case, targets, arguments.repeats))
                 print(row(case, medians), flush=True)
-    if "bound" in arguments.only or not arguments.only:
+    if arguments.only in "wire":
+        size, ms = wire_cost()
+        print(f"| wire, 512 tokens with top-20 | {size:,} bytes, {ms:.2f} ms | | |", flush=True)
+    if arguments.only in "bound":
         for rows in (1, 4, 16):
             bound = linear_bound(ensure("smollm2").directory, rows)
             print(f"| linear-only bound, {rows} rows | {bound:.0f} tok/s | | |", flush=True)

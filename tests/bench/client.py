@@ -22,23 +22,20 @@ class Connection:
             RuntimeError: any other status.
         """
         reader, writer = await self._connected()
-        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        writer.write(_request(path, body, ""))
         header = await reader.readuntil(b"\r\n\r\n")
         fields = header.lower().split(b"\r\n")
         length = next(int(f[15:]) for f in fields if f.startswith(b"content-length:"))
         answer = await reader.readexactly(length)
-        if b" 200 " not in fields[0]:
-            raise RuntimeError(f"{path}: {fields[0].decode()} {answer[:300].decode()}")
+        _check(path, header, answer)
         return answer
 
     async def first_event(self, path: str, body: bytes) -> float:
         """Seconds until the first bytes of a streamed answer's body; reads it to its end."""
         reader, writer = await self._connected()
         start = time.perf_counter()
-        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n"
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        await reader.readuntil(b"\r\n\r\n")
+        writer.write(_request(path, body, "connection: close\r\n"))
+        _check(path, await reader.readuntil(b"\r\n\r\n"), b"")
         await reader.readuntil(b"data: ")
         seconds = time.perf_counter() - start
         await reader.read()
@@ -55,6 +52,17 @@ class Connection:
             opened = await asyncio.open_connection(self._host, self._port, limit=2**26)
             self._reader, self._writer = opened
         return self._reader, self._writer
+
+
+def _request(path: str, body: bytes, headers: str) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n{headers}"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _check(path: str, header: bytes, answer: bytes) -> None:
+    status = header.partition(b"\r\n")[0]
+    if b" 200 " not in status:
+        raise RuntimeError(f"{path}: {status.decode()} {answer[:300].decode()}")
 
 
 async def closed_loop(base: str, path: str, bodies: Sequence[bytes], connections: int) -> float:

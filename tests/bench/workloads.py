@@ -53,3 +53,22 @@ def _entry(token_id: int, k: int, rng: random.Random) -> dict[str, object]:
         for rank, (each, value) in enumerate(zip(ids, values, strict=True))
     ]
     return {**top[0], "top_logprobs": top}
+
+
+def chunk_body(index: int, num_chunks: int, stream_state: str | None) -> bytes:
+    """The next chunk of a stream of one token per chunk, with top-20 candidates."""
+    rng = random.Random(index)
+    entry = _entry(rng.randrange(100, 49000), 20, rng)
+    choice = {
+        "index": 0,
+        "finish_reason": "length" if index == num_chunks - 1 else None,
+        "token_ids": [entry["token_id"]],
+        "logprobs": {"content": [entry]},
+    }
+    body = {
+        "stream": True,
+        "generate_chunk": {"request_id": "bench", "choices": [choice]},
+        "stream_state": stream_state,
+        "prompt_tokens": 5,
+    }
+    return json.dumps(body).encode()
