@@ -19,12 +19,13 @@ from triptych.errors import (
     InternalError,
     InvalidRequestError,
     MethodNotAllowedError,
+    ModelNotFoundError,
     NotFoundError,
     TriptychError,
     UnavailableError,
 )
 from triptych.logs import ms
-from triptych.metrics import CONTENT_TYPE, Metrics
+from triptych.metrics import CONTENT_TYPE, GaugeSource, Metrics
 from triptych.request_ids import HEADER, accept_request_id
 
 _T = TypeVar("_T")
@@ -43,6 +44,7 @@ def create_app(
     is_alive: Callable[[], bool] = lambda: True,
     is_ready: Callable[[], Awaitable[bool]] | None = None,
     guard: Callable[[Request], Awaitable[None]] | None = None,
+    gauges: tuple[GaugeSource, ...] = (),
 ) -> FastAPI:
     """An app with health, readiness, metrics, version, models, request ids and error mapping.
 
@@ -52,10 +54,11 @@ def create_app(
         model: name and context length of the served model, or where to ask for them.
         is_alive: False ends ``/health`` and ``/ready`` in 503.
         is_ready: whether requests can be served now.
-        guard: a dependency that refuses callers of ``/v1/models``.
+        guard: a dependency that refuses callers of ``/v1/models`` and what is below it.
+        gauges: the service's own figures for ``/metrics``.
     """
     app = FastAPI(title=f"triptych {service}", description=description, version=_version())
-    metrics = Metrics(service)
+    metrics = Metrics(service, gauges)
     app.add_middleware(RequestEdge, service=service, metrics=metrics)
     app.add_exception_handler(TriptychError, _on_triptych_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -78,21 +81,37 @@ def create_app(
     async def version_page() -> dict[str, str]:
         return {"version": _version()}
 
-    @app.get("/v1/models", summary="The served model", dependencies=[Depends(guard or _everyone)])
+    guarded = [Depends(guard or _everyone)]
+
+    @app.get("/v1/models", summary="The served models", dependencies=guarded)
     async def models() -> dict[str, Any]:
-        name, max_model_len = await model() if callable(model) else model
-        entry = {
-            "id": name,
-            "object": "model",
-            "created": started,
-            "owned_by": "triptych",
-            "root": name,
-            "parent": None,
-            "max_model_len": max_model_len,
-        }
-        return {"object": "list", "data": [entry]}
+        served = await model() if callable(model) else model
+        return {"object": "list", "data": [_model_entry(served, started)]}
+
+    @app.get("/v1/models/{name:path}", summary="The served model", dependencies=guarded)
+    async def one_model(name: str) -> dict[str, Any]:
+        served = await model() if callable(model) else model
+        if name != served[0]:
+            raise ModelNotFoundError(
+                f"The model `{name[:100]}` does not exist; this server has `{served[0]}`",
+                param="model",
+            )
+        return _model_entry(served, started)
 
     return app
+
+
+def _model_entry(model: ModelFacts, started: int) -> dict[str, Any]:
+    name, max_model_len = model
+    return {
+        "id": name,
+        "object": "model",
+        "created": started,
+        "owned_by": "triptych",
+        "root": name,
+        "parent": None,
+        "max_model_len": max_model_len,
+    }
 
 
 class RequestEdge:

@@ -115,6 +115,17 @@ async def test_statuses_and_headers_of_errors() -> None:
     assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "POST")
 
 
+@pytest.mark.parametrize("served", ["m", "owner/name"])
+async def test_one_model_is_served_by_its_name_and_no_other(served: str) -> None:
+    app = create_app("test", description="A test.", model=(served, 7))
+    async with http_client(app) as client:
+        listed = await client.get("/v1/models")
+        found = await client.get(f"/v1/models/{served}")
+        missing = await client.get("/v1/models/owner/other")
+    assert found.json() == listed.json()["data"][0]
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_body_over_the_limit_is_a_413_naming_limit_and_value(is_chunked: bool) -> None:
     async def pieces() -> AsyncGenerator[bytes, None]:
