@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 MODEL ?= smollm2
 LOCK := deploy/locks/constraints.txt
+CLIENTS := .venv-clients
+CLIENTS_LOCK := deploy/locks/clients.txt
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve test check proto format lock bench clean
+.PHONY: help install model serve test test-clients check proto format lock bench clean
 
 help:  ## list the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## */  make \1	/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1	/' | expand -t 20
 
 install: $(VENV)/.installed  ## make .venv and install everything, locked
 
@@ -31,6 +33,15 @@ serve: install  ## serve the built-in model on http://127.0.0.1:8000 (MODEL=…,
 test: model  ## all CPU tests
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
 
+test-clients: model $(CLIENTS)/.installed  ## lm-eval, anyjev and openai against the running stack
+	$(CLIENTS)/bin/pytest tests/clients --server-python $(BIN)/python $(ARGS)
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt $(CLIENTS_LOCK)
+	$(PYTHON) -m venv $(CLIENTS)
+	@# no torch here: the clients ask the stack, and triptych's own environment computes what they expect
+	$(CLIENTS)/bin/pip install --disable-pip-version-check -q -c $(CLIENTS_LOCK) -r tests/clients/requirements.txt
+	@touch $@
+
 check: install  ## lint, types, import rules, protobuf drift
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -48,8 +59,9 @@ proto: install  ## generate the protobuf code
 bench: model  ## measure (see docs/benchmarks.md)
 	cd tests && ../$(BIN)/python -m bench $(ARGS)
 
-lock: install  ## write the versions in .venv to the constraints file
+lock: install $(CLIENTS)/.installed  ## write the versions in both environments to deploy/locks
 	$(BIN)/python deploy/write_lock.py $(LOCK)
+	$(CLIENTS)/bin/python deploy/write_lock.py $(CLIENTS_LOCK)
 
 clean:  ## remove what make made (not the model cache)
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

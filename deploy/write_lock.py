@@ -18,7 +18,7 @@ def main() -> None:
         for each in distributions()
     }
     lines = [f"{name}=={pins[name]}" for name in sorted(pins.keys() - SKIPPED)]
-    header = "# Every package that triptych[dev] installs; written by `make lock`.\n"
+    header = "# Every package of the environment that uses this file; written by `make lock`.\n"
     Path(sys.argv[1]).write_text(header + "\n".join(lines) + "\n")
 
 

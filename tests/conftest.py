@@ -8,6 +8,9 @@ import pytest
 from support.stack import Stack, running_stack
 from triptych.models import resolve
 
+#: Run in an environment of their own: `make test-clients`.
+collect_ignore = ["clients"]
+
 
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:

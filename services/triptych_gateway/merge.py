@@ -8,17 +8,22 @@ from triptych.wire import GenerateDelta
 
 #: Deltas that may wait for the reader before generate is held back.
 _DEPTH = 16
+#: Streams that run at a time. One request of a thousand prompts would otherwise fill generate's
+#: waiting room alone: refused as overload on an idle server, and again at every retry.
+MAX_RUNNING = 64
 
 
 class MergedDeltas:
     """The deltas of several streams as they come, each with its stream's index.
 
+    Of many streams, the first start at once and each later one when another has ended.
     Closing it, or ``stop`` for one stream, closes the streams, which aborts their requests.
     """
 
     def __init__(self, streams: Sequence[AsyncGenerator[GenerateDelta, None]]) -> None:
         self._items: asyncio.Queue[tuple[int, GenerateDelta | Exception | None]]
         self._items = asyncio.Queue(_DEPTH)
+        self._slots = asyncio.Semaphore(MAX_RUNNING)
         self._open = set(range(len(streams)))
         self._tasks = [
             asyncio.create_task(self._pump(index, each)) for index, each in enumerate(streams)
@@ -53,7 +58,7 @@ class MergedDeltas:
     async def _pump(self, index: int, deltas: AsyncGenerator[GenerateDelta, None]) -> None:
         end: Exception | None = None
         try:
-            async with contextlib.aclosing(deltas):
+            async with self._slots, contextlib.aclosing(deltas):
                 async for delta in deltas:
                     await self._items.put((index, delta))
         except Exception as error:  # noqa: BLE001  # handed to the reader, which raises it

@@ -17,7 +17,12 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """``fingerprint``: the first 16 hex digits of the sha256 of tokenizer.json."""
+    """What the tokenizer is.
+
+    The special tokens stand at the top, as in tokenizer_config.json: lm-eval looks for
+    ``eos_token`` there and takes a server without the field for one without a tokenizer.
+    ``fingerprint`` is the first 16 hex digits of the sha256 of tokenizer.json.
+    """
 
     model: str
     tokenizer_class: str | None
@@ -25,7 +30,10 @@ class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     fingerprint: str
-    special_tokens: dict[str, str]
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
     chat_template: str | None
 
 

@@ -221,7 +221,10 @@ class Renderer:
                 vocab_size=self._limits.vocab_size,
                 max_model_len=self.max_model_len,
                 fingerprint=self._encoder.fingerprint,
-                special_tokens=self._special_tokens,
+                bos_token=self._special_tokens.get("bos_token"),
+                eos_token=self._special_tokens.get("eos_token"),
+                unk_token=self._special_tokens.get("unk_token"),
+                pad_token=self._special_tokens.get("pad_token"),
                 chat_template=template.source if template else None,
             )
         )

@@ -31,12 +31,17 @@ class Stack:
 
 
 @contextlib.contextmanager
-def running_stack(*extra_flags: str, threads: int = 1, log_level: str = "info") -> Iterator[Stack]:
-    """A stack on free ports, serving the built-in model."""
+def running_stack(
+    *extra_flags: str,
+    threads: int = 1,
+    log_level: str = "info",
+    python: str = sys.executable,
+) -> Iterator[Stack]:
+    """A stack on free ports, serving the built-in model; ``python`` is one that has triptych."""
     names = ["http", "render-http", "generate-http", "derender-http"]
     names += ["render-grpc", "generate-grpc", "derender-grpc"]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
-    command = [sys.executable, "-m", "triptych_cli", "serve", f"--threads={threads}"]
+    command = [python, "-m", "triptych_cli", "serve", f"--threads={threads}"]
     command += [f"--{name}-port={port}" for name, port in ports.items()]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"

@@ -16,6 +16,7 @@ from triptych.errors import InternalError, OverloadedError
 from triptych.wire import GenerateDelta, GenerateRequest
 from triptych_gateway.flows import Panels
 from triptych_gateway.http import create_gateway_app
+from triptych_gateway.merge import MAX_RUNNING
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
 
@@ -66,6 +67,33 @@ async def test_whole_answer_joins_each_prompts_deltas(path: str) -> None:
     async with http_client(app) as client:
         answer = await client.post(path, json={"prompts": [[1], [2]]})
     assert answer.json()["ids"] == [[[5, 6, 7]], [[5, 6, 7]]]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_prompts_of_a_large_request_take_turns(is_stream: bool) -> None:
+    num_prompts = 3 * MAX_RUNNING + 1
+    running: set[str | None] = set()
+    most = 0
+
+    async def script(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        nonlocal most
+        running.add(request.request_id)
+        most = max(most, len(running))
+        yield token(request, request.token_ids[0])
+        await asyncio.sleep(0)
+        running.discard(request.request_id)
+        yield token(request, 7, is_last=True)
+
+    async with http_client(gateway(FakeGenerate(script))) as client:
+        body = {"prompts": [[index] for index in range(num_prompts)], "stream": is_stream}
+        answer = await client.post(PATHS[1], json=body)
+    if is_stream:
+        seen = [entry for frame in frames(answer.text) for entry in frame]
+        firsts = {prompt_index: ids[0] for prompt_index, _, ids in seen[::-1]}
+        assert firsts == {index: index for index in range(num_prompts)}
+    else:
+        assert answer.json()["ids"] == [[[index, 7]] for index in range(num_prompts)]
+    assert most == MAX_RUNNING
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -178,7 +206,8 @@ async def test_api_key_is_needed_when_set() -> None:
             for path in PATHS:
                 answer = await client.post(path, json={"prompts": [[1]]}, headers=headers)
                 assert answer.status_code == 401
-            assert (await client.get("/v1/models", headers=headers)).status_code == 401
+            for path in ("/v1/models", "/v1/models/fake"):
+                assert (await client.get(path, headers=headers)).status_code == 401
         right = {"authorization": "Bearer s3cret"}
         good = await client.post(PATHS[0], json={"prompts": [[1]]}, headers=right)
         models = await client.get("/v1/models", headers=right)
@@ -186,6 +215,14 @@ async def test_api_key_is_needed_when_set() -> None:
     assert good.status_code == 200
     assert models.json()["data"][0]["id"] == "fake"
     assert health.status_code == 200
+
+
+@pytest.mark.parametrize("header", ["Bearer", "Bearer none", "Basic x"])
+async def test_any_authorization_is_let_in_where_no_key_is_set(header: str) -> None:
+    async with http_client(gateway(FakeGenerate(tokens(5)))) as client:
+        headers = {"authorization": header}
+        answer = await client.post(PATHS[1], json={"prompts": [[1]]}, headers=headers)
+    assert answer.status_code == 200
 
 
 async def test_readiness_follows_the_panels() -> None:

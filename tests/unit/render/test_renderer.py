@@ -200,7 +200,10 @@ def test_tokenizer_info_says_what_is_loaded(make_model: Callable[..., Path]) -> 
         "vocab_size": 261,
         "max_model_len": 512,
         "fingerprint": digest[:16],
-        "special_tokens": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": None,
         "chat_template": "{{ messages }}",
     }
 
