@@ -8,19 +8,25 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Annotated
 
 import msgspec
 
+from triptych.json_bodies import Count, TokenId
 from triptych.logprobs import Logprobs
 from triptych.reply import ReplySpec
 from triptych.wire import ChoiceDelta, FinishReason
 from triptych_derender.stops import find_stop, held_back_len
-from triptych_derender.text_stream import flush_bytes, push_bytes
+from triptych_derender.text_stream import MAX_HELD_BYTES, flush_bytes, push_bytes
 from triptych_derender.token_table import TokenTable
 
 #: Entries without text can wait behind held-back text for ever (a model that repeats a skipped
 #: token); beyond this many, and one per character of the longest stop string, the oldest leave.
 _MAX_WAITING_ENTRIES = 64
+
+#: Bounds that a state from outside is held to; ``stream_state`` has the others.
+_HeldBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_HELD_BYTES)]
+_TextEnd = Annotated[int, msgspec.Meta(ge=-1)]
 
 
 class Entry(msgspec.Struct, array_like=True, gc=False):
@@ -31,11 +37,11 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
     alternatives are decoded. Without scores there are no candidates.
     """
 
-    token_id: int
-    offset: int
-    end: int
-    held: bytes
-    candidate_ids: list[int]
+    token_id: TokenId
+    offset: Count
+    end: _TextEnd
+    held: _HeldBytes
+    candidate_ids: list[TokenId]
     logprobs: list[float]
 
 
@@ -46,10 +52,10 @@ class ChoiceState(msgspec.Struct, array_like=True):
     far in code points, the tail and an echoed prompt included. ``is_cut``: a stop string ended it.
     """
 
-    held: bytes = b""
+    held: _HeldBytes = b""
     tail: str = ""
-    text_len: int = 0
-    num_tokens: int = 0
+    text_len: Count = 0
+    num_tokens: Count = 0
     waiting: list[Entry] = []
     is_done: bool = False
     is_cut: bool = False
@@ -96,6 +102,11 @@ class TextRules:
     min_tokens: int = 0
     skip_special: bool = True
     num_candidates: int | None = None
+
+    @property
+    def max_waiting(self) -> int:
+        """Most entries that wait for their text."""
+        return _MAX_WAITING_ENTRIES + max(map(len, self.stops), default=0)
 
 
 def text_rules(spec: ReplySpec, table: TokenTable) -> TextRules:
@@ -237,8 +248,7 @@ class _Run:
             if not 0 <= entry.end <= sent_len:
                 break
             num_ready += 1
-        longest_stop = max(map(len, self._rules.stops), default=0)
-        return max(num_ready, len(waiting) - _MAX_WAITING_ENTRIES - longest_stop)
+        return max(num_ready, len(waiting) - self._rules.max_waiting)
 
 
 def _dropped_stop_position(delta: ChoiceDelta, rules: TextRules) -> int | None:

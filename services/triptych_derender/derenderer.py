@@ -155,7 +155,7 @@ class Derenderer:
         check_output_len(delta.choices, self.max_model_len)
         check_prompt(prompt_token_ids, delta.prompt_logprobs)
         body = self._format(spec, request_id=request_id, created=created)
-        state = decode_state(stream_state)
+        state = decode_state(stream_state, text_rules(spec, self.table))
         updates: list[ChoiceUpdate] = []
         if delta.choices:
             rules = self._prompt_rules(spec, spec.n, prompt_token_ids)

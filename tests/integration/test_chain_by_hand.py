@@ -23,7 +23,7 @@ COMPLETION = {
     "prompt": ["The capital of France is", "Hello"],
     "seed": 3,
     "n": 2,
-    "max_tokens": 10,
+    "max_tokens": 5,
     "logprobs": 2,
     "stop": ["\n"],
     "echo": True,
