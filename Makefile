@@ -34,7 +34,7 @@ test: model  ## all CPU tests
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
 
 test-clients: model $(CLIENTS)/.installed  ## lm-eval, anyjev and openai against the running stack
-	$(CLIENTS)/bin/pytest tests/clients --server-python $(BIN)/python $(ARGS)
+	$(CLIENTS)/bin/pytest -c tests/clients/pytest.ini tests/clients --server-python=$(BIN)/python $(ARGS)
 
 $(CLIENTS)/.installed: tests/clients/requirements.txt $(CLIENTS_LOCK)
 	$(PYTHON) -m venv $(CLIENTS)
