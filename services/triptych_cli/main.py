@@ -1,7 +1,6 @@
 """Dispatch of the ``triptych`` command; a command's code is imported only when it runs."""
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -32,7 +31,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         print(f"triptych: there is no command {command!r}\n\n{_usage()}", file=sys.stderr)
         return 2
-    _calm_openmp()
     try:
         return int(importlib.import_module(COMMANDS[command][0]).main(args))
     except SetupError as error:
@@ -50,15 +48,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _calm_openmp() -> None:
-    """Let OpenMP threads sleep while they wait, before torch reads the setting.
-
-    They spin by default; beside any other busy process identical steps then took up to 20 times as
-    long (measured with torch 2.13 on 2 cores).
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _usage() -> str:
