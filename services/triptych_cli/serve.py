@@ -70,7 +70,7 @@ class ServeSettings(ServiceSettings, ModelSettings):
 
 
 def main(args: list[str]) -> int:
-    settings = parse_settings(ServeSettings, args)
+    settings = _with_generate_ports(parse_settings(ServeSettings, args))
     logs.configure(settings.log_level)
     location = ensure(settings.model)
     return run_loop(_serve(settings, location))
@@ -79,8 +79,8 @@ def main(args: list[str]) -> int:
 async def _serve(settings: ServeSettings, location: ModelLocation) -> int:
     """Serve until a signal (0) or until generate dies (1)."""
     stop = stop_on_signals()
-    target = f"{settings.host}:{settings.generate_grpc_port or _free_port(settings.host)}"
-    async with _generate_process(settings, target) as process:
+    target = f"{settings.host}:{settings.generate_grpc_port}"
+    async with _generate_process(settings) as process:
         link = GrpcGenerate(target, timeout_s=settings.request_timeout_s)
         services = _services(settings, link)
         died = asyncio.create_task(process.wait())
@@ -131,14 +131,12 @@ def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
 
 
 @contextlib.asynccontextmanager
-async def _generate_process(settings: ServeSettings, target: str) -> AsyncIterator[Process]:
+async def _generate_process(settings: ServeSettings) -> AsyncIterator[Process]:
     """Generate as a child that ends with this process, whatever ends this process."""
-    grpc_port = target.rpartition(":")[2]
-    http_port = settings.generate_http_port or _free_port(settings.host)
     flags: dict[str, object] = {
         **settings.model_dump(include={"model", "host", "device", "dtype", "log_level"}),
-        "http_port": http_port,
-        "grpc_port": grpc_port,
+        "http_port": settings.generate_http_port,
+        "grpc_port": settings.generate_grpc_port,
         "max_logprobs": settings.max_logprobs,
         "shutdown_timeout_s": settings.shutdown_timeout_s,
         "served_model_name": settings.served_model_name,
@@ -193,6 +191,14 @@ def _end_with_parent() -> None:
     """Runs in the child before it starts: on Linux, SIGTERM when the parent is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _with_generate_ports(settings: ServeSettings) -> ServeSettings:
+    """``settings`` with real ports for generate: this process has to know them."""
+    names = ("generate_http_port", "generate_grpc_port")
+    asked = {name: getattr(settings, name) for name in names}
+    chosen = {name: port or _free_port(settings.host) for name, port in asked.items()}
+    return settings.model_copy(update=chosen)
 
 
 def _free_port(host: str) -> int:

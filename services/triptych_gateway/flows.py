@@ -9,6 +9,7 @@ import msgspec
 
 from triptych import sse
 from triptych.reply import Endpoint, Rendered
+from triptych.request_ids import prefixed_id
 from triptych.wire import Generated, GenerateDelta, join_deltas
 from triptych_gateway.links import DerenderLink, GenerateLink, RenderLink
 from triptych_gateway.merge import MergedDeltas
@@ -44,8 +45,8 @@ class Flow:
 async def start(panels: Panels, endpoint: Endpoint, body: bytes, request_id: str) -> Flow:
     """Render ``body``; everything that is wrong with a request is said here."""
     rendered = await panels.render.render(endpoint, body, request_id)
-    prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
-    return Flow(panels, rendered, f"{prefix}-{request_id}", int(time.time()))
+    reply_id = prefixed_id("chatcmpl-" if endpoint == "chat" else "cmpl-", request_id)
+    return Flow(panels, rendered, reply_id, int(time.time()))
 
 
 async def whole(flow: Flow) -> bytes:

@@ -1,19 +1,16 @@
 """Links to panels that live in this process; their classes are known here by shape only."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
+from triptych.offload import offload, offload_body
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
 from triptych.wire import Generated, GenerateDelta
 from triptych_gateway.links import ReplyFeed
 
-#: Larger bodies and answers are worked on in a thread.
-_INLINE_BYTES = 8192
+#: Larger answers are derendered in a thread.
 _INLINE_TOKENS = 64
-
-_T = TypeVar("_T")
 
 
 class RendererLike(Protocol):
@@ -47,15 +44,13 @@ class InProcessRender:
     async def render(self, endpoint: Endpoint, body: bytes, request_id: str) -> Rendered:
         chat, completion = self._renderer.render_chat, self._renderer.render_completion
         render = chat if endpoint == "chat" else completion
-        return await _offload(
-            len(body) > _INLINE_BYTES, lambda: render(body, request_id=request_id)
-        )
+        return await offload_body(body, lambda: render(body, request_id=request_id))
 
     async def tokenize(self, body: bytes) -> bytes:
-        return await _offload(len(body) > _INLINE_BYTES, lambda: self._renderer.tokenize(body))
+        return await offload_body(body, lambda: self._renderer.tokenize(body))
 
     async def detokenize(self, body: bytes) -> bytes:
-        return await _offload(len(body) > _INLINE_BYTES, lambda: self._renderer.detokenize(body))
+        return await offload_body(body, lambda: self._renderer.detokenize(body))
 
     async def tokenizer_info(self) -> bytes:
         return self._renderer.tokenizer_info()
@@ -79,9 +74,9 @@ class InProcessDerender:
         self, spec: ReplySpec, answers: list[Generated], *, request_id: str, created: int
     ) -> bytes:
         num_tokens = sum(len(choice.token_ids) for each in answers for choice in each.choices)
-        return await _offload(
-            num_tokens > _INLINE_TOKENS,
+        return await offload(
             lambda: self._derenderer.whole(spec, answers, request_id=request_id, created=created),
+            is_large=num_tokens > _INLINE_TOKENS,
         )
 
 
@@ -91,7 +86,3 @@ class _InProcessFeed:
 
     async def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed:
         return self._stream.feed(prompt_index, delta)
-
-
-async def _offload(is_large: bool, work: Callable[[], _T]) -> _T:
-    return await asyncio.to_thread(work) if is_large else work()

@@ -1,19 +1,11 @@
 """render's JSON endpoints."""
 
-import asyncio
-from collections.abc import Callable
-from typing import TypeVar
-
 from fastapi import FastAPI, Request, Response
 
 from triptych.http import create_app, json_response, note, read_body, request_id
+from triptych.offload import offload_body
 from triptych.reply import Rendered
 from triptych_render.renderer import Renderer, generate_request_body
-
-#: Bodies up to this size are rendered on the event loop: well under a millisecond.
-INLINE_BYTES = 8192
-
-_T = TypeVar("_T")
 
 
 def create_render_app(renderer: Renderer, *, max_body_bytes: int) -> FastAPI:
@@ -26,7 +18,7 @@ def create_render_app(renderer: Renderer, *, max_body_bytes: int) -> FastAPI:
     @app.post("/v1/chat/completions/render", summary="A chat request as a generate request")
     async def render_chat(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
-        rendered = await offload(
+        rendered = await offload_body(
             body, lambda: renderer.render_chat(body, request_id=request_id(request))
         )
         _note(request, rendered)
@@ -35,7 +27,7 @@ def create_render_app(renderer: Renderer, *, max_body_bytes: int) -> FastAPI:
     @app.post("/v1/completions/render", summary="A completions request, one entry per prompt")
     async def render_completion(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
-        rendered = await offload(
+        rendered = await offload_body(
             body, lambda: renderer.render_completion(body, request_id=request_id(request))
         )
         _note(request, rendered)
@@ -44,23 +36,18 @@ def create_render_app(renderer: Renderer, *, max_body_bytes: int) -> FastAPI:
     @app.post("/tokenize", summary="Text or messages to token ids")
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
-        return json_response(await offload(body, lambda: renderer.tokenize(body)))
+        return json_response(await offload_body(body, lambda: renderer.tokenize(body)))
 
     @app.post("/detokenize", summary="Token ids to text")
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
-        return json_response(await offload(body, lambda: renderer.detokenize(body)))
+        return json_response(await offload_body(body, lambda: renderer.detokenize(body)))
 
     @app.get("/tokenizer_info", summary="What the tokenizer is")
     async def tokenizer_info() -> Response:
         return json_response(renderer.tokenizer_info())
 
     return app
-
-
-async def offload(body: bytes, work: Callable[[], _T]) -> _T:
-    """``work()`` for ``body``, off the event loop when the body is large."""
-    return work() if len(body) <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def _note(request: Request, rendered: Rendered) -> None:

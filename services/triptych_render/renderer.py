@@ -1,13 +1,15 @@
 """OpenAI requests in, generate requests and reply specs out: what both front doors call."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jinja2
 import msgspec
 
 from triptych.errors import InvalidRequestError, ModelNotFoundError, SetupError
 from triptych.reply import Rendered, chat_reply_spec, completion_reply_spec
-from triptych.request_ids import new_request_id
+from triptych.request_ids import prefixed_id
 from triptych.sampling import Limits
 from triptych.wire import GenerateRequest, SamplingParams, StreamOptions
 from triptych_render.answers import (
@@ -33,10 +35,13 @@ from triptych_render.template import ChatTemplate
 from triptych_render.unsupported import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
+    Unsupported,
     refuse_unsupported,
 )
 
 __all__ = ["Renderer", "generate_request_body"]
+
+_RequestT = TypeVar("_RequestT", bound=SharedFields)
 
 #: Prompts in one completions request.
 MAX_PROMPTS = 1024
@@ -121,17 +126,14 @@ class Renderer:
             ModelNotFoundError: it asks for another model.
         """
         fields = decode_object(body)
-        request = validate(fields, ChatRequest)
-        self._check_model(request.model)
-        _check_stream_options(request)
-        refuse_unsupported(fields, CHAT_UNSUPPORTED)
+        request = self._checked(fields, ChatRequest, CHAT_UNSUPPORTED)
         params = chat_sampling(request, self._limits, self._encoder)
         token_ids = self._prompts.chat_ids(request)
         made = self._generate_request(
             request,
             token_ids,
             fit_to_prompt(params, token_ids, self._limits, path="messages"),
-            _prefixed("chatcmpl-", request_id),
+            prefixed_id("chatcmpl-", request_id),
         )
         spec = chat_reply_spec(
             fields, model=self.model, tokenizer_fingerprint=self._encoder.fingerprint
@@ -146,13 +148,10 @@ class Renderer:
             ModelNotFoundError: it asks for another model.
         """
         fields = decode_object(body)
-        request = validate(fields, CompletionRequest)
-        self._check_model(request.model)
-        _check_stream_options(request)
-        refuse_unsupported(fields, COMPLETION_UNSUPPORTED)
+        request = self._checked(fields, CompletionRequest, COMPLETION_UNSUPPORTED)
         params = completion_sampling(request, self._limits, self._encoder)
         prompts = _prompts(request.prompt)
-        names = _request_names(_prefixed("cmpl-", request_id), len(prompts))
+        names = _request_names(prefixed_id("cmpl-", request_id), len(prompts))
         paths = ["prompt"] if len(prompts) == 1 else [f"prompt[{i}]" for i in range(len(prompts))]
         requests = []
         for prompt, name, path in zip(prompts, names, paths, strict=True):
@@ -229,6 +228,16 @@ class Renderer:
             )
         )
 
+    def _checked(
+        self, fields: dict[str, Any], model: type[_RequestT], table: Mapping[str, Unsupported]
+    ) -> _RequestT:
+        """``fields`` as a request of this model that asks for nothing unserved."""
+        request = validate(fields, model)
+        self._check_model(request.model)
+        _check_stream_options(request)
+        refuse_unsupported(fields, table)
+        return request
+
     def _check_model(self, asked: str | None) -> None:
         if asked is not None and asked != self.model:
             raise ModelNotFoundError(
@@ -285,12 +294,6 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
             param="prompt",
         )
     return list(prompt)
-
-
-def _prefixed(prefix: str, request_id: str | None) -> str:
-    """The request's id, with ``prefix`` unless the caller's id has it already."""
-    base = request_id or new_request_id()
-    return base if base.startswith(prefix) else prefix + base
 
 
 def _request_names(base: str, num_prompts: int) -> list[str]:

