@@ -24,8 +24,10 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	$(BIN)/pip install --disable-pip-version-check -q -c $(LOCK) -e '.[dev]'
 	@touch $@
 
-model: install  ## fetch and convert the built-in model (once)
+model: install  ## fetch and convert the built-in model and compile the CPU kernels (once)
 	$(BIN)/triptych prepare $(MODEL)
+	@# without a compiler the engine runs in torch operators: a warning says so
+	-@$(BIN)/python -m triptych_generate.native
 
 serve: install  ## serve the built-in model on http://127.0.0.1:8000 (MODEL=…, ARGS=…)
 	@exec $(BIN)/triptych serve --model $(MODEL) $(ARGS)

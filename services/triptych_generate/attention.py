@@ -1,20 +1,63 @@
-"""Paged attention whose bits do not depend on the batch, behind transformers' attention seam.
+"""Paged attention behind transformers' attention seam.
 
-Keys and values are met in blocks at absolute positions, by products of fixed inner shape; see
-``softmax`` for why padding, other sequences and the cutting of a prefill change nothing.
+A step's rows are laid out once (``StepLayout``); each layer then stores its new keys and values and
+attends, by the compiled kernel where there is one, else by torch operators.
 """
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from triptych_generate.decodes import DecodeGroup
-from triptych_generate.kv_cache import KvCache, LayerShape
-from triptych_generate.prefill import PrefillChunk
-from triptych_generate.softmax import Scoring
+from triptych_generate.kv_cache import LayerShape
 
 IMPLEMENTATION = "triptych"
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer turns ``query @ keys`` into weights.
+
+    ``window``: how many tokens back a query sees, itself included. ``sinks``: ``[heads]`` scores
+    that take their part of the softmax and have no value.
+    """
+
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
+class Span(NamedTuple):
+    """Rows ``first_row …`` are consecutive positions of the sequence ``table``, from ``position``.
+
+    A decode is a span of one row after computed ones; anything else is a prefill chunk.
+    """
+
+    first_row: int
+    num_rows: int
+    table: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """One step's ragged batch: decodes in the first rows, then chunks, then padding rows.
+
+    Attributes:
+        slots: where each row but padding is stored: ``block * block_size + offset``.
+        tables: each sequence's blocks.
+        spans: the decodes, then the chunks.
+        num_decodes: how many spans are decodes.
+        new_blocks: blocks that changed their owner before this step.
+    """
+
+    slots: list[int]
+    tables: list[list[int]]
+    spans: list[Span]
+    num_decodes: int
+    new_blocks: list[int]
 
 
 class AttentionStep(Protocol):
@@ -24,6 +67,13 @@ class AttentionStep(Protocol):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """``[tokens, heads, value_dim]`` from ``[heads, tokens, dim]`` and new keys and values."""
+
+
+class PagedAttention(Protocol):
+    """A way to attend over the KV cache."""
+
+    def begin(self, layout: StepLayout) -> AttentionStep:
+        """The step of one forward."""
 
 
 def register() -> None:
@@ -51,53 +101,16 @@ def _attention_forward(
     return step.attend(layer, query[0], key[0], value[0], scoring)[None], None
 
 
-class ShapeProbe:
-    """A step that stores nothing and learns each layer's shapes."""
+class LayerProbe:
+    """A step that stores nothing and learns what each layer's attention takes."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
+        self.scorings: dict[int, Scoring] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         self.shapes[layer] = LayerShape(key.shape[0], key.shape[2], value.shape[2])
+        self.scorings[layer] = scoring
         return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
-
-
-class PagedStep:
-    """One step's ragged batch: decodes in the first rows, then chunks, then padding rows."""
-
-    def __init__(
-        self,
-        cache: KvCache,
-        *,
-        blocks: Tensor,
-        offsets: Tensor,
-        decodes: DecodeGroup,
-        chunks: list[PrefillChunk],
-    ) -> None:
-        """``blocks`` and ``offsets`` say where each real row's keys and values are stored."""
-        self._cache = cache
-        self._blocks = blocks
-        self._offsets = offsets
-        self._decodes = decodes
-        self._chunks = chunks
-
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        num_rows, num_decodes = len(self._blocks), len(self._decodes)
-        self._cache.write(
-            layer,
-            key=key[:, :num_rows],
-            value=value[:, :num_rows],
-            blocks=self._blocks,
-            offsets=self._offsets,
-        )
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        out = query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
-        if num_decodes:
-            out[:num_decodes] = self._decodes.attend(keys, values, query[:, :num_decodes], scoring)
-        for chunk in self._chunks:
-            out[chunk.rows] = chunk.attend(keys, values, query[:, chunk.rows], scoring)
-        return out

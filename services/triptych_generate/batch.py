@@ -5,11 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triptych_generate.attention import PagedStep
-from triptych_generate.decodes import DecodeGroup
-from triptych_generate.kv_cache import KvCache
-from triptych_generate.prefill import PrefillChunk
-from triptych_generate.scheduler import Slice
+from triptych_generate.attention import Span, StepLayout
+from triptych_generate.scheduler import Plan
 from triptych_generate.sequence import Sequence
 
 
@@ -32,7 +29,7 @@ class Batch:
     input_ids: Tensor
     position_ids: Tensor
     logit_rows: Tensor
-    step: PagedStep
+    layout: StepLayout
     samplers: list[Sequence]
     prompts: list[PromptRows]
 
@@ -41,42 +38,29 @@ class Batch:
         return len(self.samplers) + sum(len(rows.positions) for rows in self.prompts)
 
 
-def make_batch(
-    slices: list[Slice], cache: KvCache, *, row_multiple: int, device: torch.device
-) -> Batch:
+def make_batch(plan: Plan, *, block_size: int, row_multiple: int, device: torch.device) -> Batch:
     """The batch of a step, decodes first."""
     ids: list[int] = []
     positions: list[int] = []
-    blocks: list[int] = []
+    slots: list[int] = []
+    spans: list[Span] = []
     sample_rows: list[int] = []
     prompt_rows: list[int] = []
     samplers: list[Sequence] = []
     prompts: list[PromptRows] = []
-    chunks: list[PrefillChunk] = []
-    for part in slices:
+    for part in plan.slices:
         sequence, first_row, start = part.sequence, len(ids), part.sequence.num_computed
         end = start + part.num_tokens
+        spans.append(Span(first_row, part.num_tokens, len(spans), start))
         ids += sequence.token_ids[start:end]
         positions += range(start, end)
-        blocks += [sequence.block_ids[p // cache.block_size] for p in range(start, end)]
-        if not part.is_decode:
-            chunks.append(
-                PrefillChunk(
-                    first_row=first_row,
-                    num_tokens=part.num_tokens,
-                    position=start,
-                    block_ids=sequence.block_ids,
-                    block_size=cache.block_size,
-                    device=device,
-                )
-            )
+        slots += _slots(sequence.block_ids, start, end, block_size)
         if scored := sequence.prompt_positions_to_score(part.num_tokens):
             prompts.append(PromptRows(sequence, scored))
             prompt_rows += [first_row + position - 1 - start for position in scored]
         if end == len(sequence.token_ids) and not sequence.is_full:
             samplers.append(sequence)
             sample_rows.append(first_row + part.num_tokens - 1)
-    decodes = [part.sequence for part in slices if part.is_decode]
     padding = [0] * (-len(ids) % row_multiple)
     logit_rows = sample_rows + prompt_rows
     logit_rows += [0] * (-len(logit_rows) % row_multiple or (not logit_rows) * row_multiple)
@@ -84,18 +68,21 @@ def make_batch(
         input_ids=torch.tensor([ids + padding], device=device),
         position_ids=torch.tensor([positions + padding], device=device),
         logit_rows=torch.tensor(logit_rows, device=device),
-        step=PagedStep(
-            cache,
-            blocks=torch.tensor(blocks, device=device),
-            offsets=torch.tensor([p % cache.block_size for p in positions], device=device),
-            decodes=DecodeGroup(
-                [sequence.num_computed for sequence in decodes],
-                [sequence.block_ids for sequence in decodes],
-                block_size=cache.block_size,
-                device=device,
-            ),
-            chunks=chunks,
+        layout=StepLayout(
+            slots=slots,
+            tables=[part.sequence.block_ids for part in plan.slices],
+            spans=spans,
+            num_decodes=sum(part.is_decode for part in plan.slices),
+            new_blocks=plan.new_blocks,
         ),
         samplers=samplers,
         prompts=prompts,
     )
+
+
+def _slots(block_ids: list[int], start: int, end: int, block_size: int) -> list[int]:
+    """Where positions ``start`` to ``end`` are stored: ``block * block_size + offset``."""
+    return [
+        block_ids[position // block_size] * block_size + position % block_size
+        for position in range(start, end)
+    ]

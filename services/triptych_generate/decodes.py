@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triptych_generate.attention import Scoring
 from triptych_generate.softmax import (
-    Scoring,
     cap_scores,
     first_visible,
     mask_of,

@@ -3,9 +3,9 @@
 Measured with torch 2.13 on AVX-512: oneDNN's packed product gives a row the same bits for every
 even number of rows, in float32 and bfloat16; ``F.linear`` in bfloat16 for every multiple of 4, in
 float32 only for multiples of 16 (4, 8 and 12 rows differed). One float32 row alone always differs.
-So weights on the CPU are packed, and the step's rows are padded to what the model's slowest class
-of product needs (``row_multiple``). Packing also saves time: at 2 rows a third in float32, and in
-bfloat16 nine tenths, because ``F.linear`` reorders the weights in each call.
+So weights on the CPU are packed, for the compiled kernels (``native``), whose rows need no padding,
+or else for oneDNN, and the step's rows are padded to what the model's slowest class of product
+needs (``row_multiple``).
 """
 
 from typing import Any
@@ -14,8 +14,25 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from triptych_generate.native import Kernels
+
 #: Rows that weights are packed for; the layout suits fewer as well.
 _PACK_ROWS = 256
+
+
+class NativeLinear(nn.Module):
+    """``nn.Linear`` on the CPU by the compiled kernels."""
+
+    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
+        """``weight`` is ``[out_features, in_features]``; the packed copy replaces it."""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._kernels = kernels
+        self._packed = kernels.pack_weight(weight.detach())
+        self._bias = None if bias is None else bias.detach().contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._kernels.linear(x, self._packed, self._bias, None, self.out_features, False)
 
 
 class PackedLinear(nn.Module):
@@ -37,12 +54,15 @@ class PackedLinear(nn.Module):
         return out
 
 
-def pack_linears(model: nn.Module) -> None:
+def pack_linears(model: nn.Module, kernels: Kernels | None) -> None:
     """Replace every linear layer of a model that ``can_pack`` by its packed form."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            packed = _packed_form(child)
-            if packed is not None:
+            if (layer := _as_linear(child)) is not None:
+                weight, bias = layer
+                packed = (
+                    NativeLinear(kernels, weight, bias) if kernels else PackedLinear(weight, bias)
+                )
                 setattr(parent, name, packed)
 
 
@@ -58,20 +78,22 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 def row_multiple(model: nn.Module) -> int:
     """What the step's rows are padded to: a multiple of this."""
-    is_packed = any(isinstance(module, PackedLinear) for module in model.modules())
     has_raw_matrix = any(_is_raw_matrix(model, name, p) for name, p in model.named_parameters())
-    if is_packed:
+    if any(isinstance(module, NativeLinear) for module in model.modules()):
+        return 16 if has_raw_matrix else 1
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
         return 16 if has_raw_matrix else 2
     is_float32 = next(model.parameters()).dtype == torch.float32
     return 16 if is_float32 or has_raw_matrix else 4
 
 
-def _packed_form(module: nn.Module) -> PackedLinear | None:
+def _as_linear(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+    """``[out_features, in_features]`` weight, and bias, of a linear layer."""
     if type(module) is nn.Linear:
-        return PackedLinear(module.weight, module.bias)
+        return module.weight, module.bias
     if type(module) is Conv1D:
         transposed: Any = module
-        return PackedLinear(transposed.weight.t(), transposed.bias)
+        return transposed.weight.t(), transposed.bias
     return None
 
 

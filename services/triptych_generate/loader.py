@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from triptych.errors import SetupError
 from triptych_generate import attention, experts
 from triptych_generate.families import check_config
+from triptych_generate.native import Kernels, kernels_for
 from triptych_generate.options import EngineOptions
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,15 +24,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class LoadedModel:
     """A model in evaluation mode on its device, and what requests need to know of it.
 
-    ``max_positions`` is what the model was built for, in tokens.
+    ``family`` is transformers' ``model_type``; ``max_positions`` what the model was built for, in
+    tokens; ``kernels`` the compiled ones, where they are used.
     """
 
     model: nn.Module
+    family: str
     device: torch.device
     dtype: torch.dtype
     vocab_size: int
     max_positions: int
     eos_token_ids: frozenset[int]
+    kernels: Kernels | None
 
 
 def load_model(options: EngineOptions) -> LoadedModel:
@@ -51,11 +55,13 @@ def load_model(options: EngineOptions) -> LoadedModel:
     model.requires_grad_(requires_grad=False)
     return LoadedModel(
         model=model,
+        family=config.model_type,
         device=device,
         dtype=dtype,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         eos_token_ids=_eos_token_ids(options.model_dir),
+        kernels=kernels_for(device, dtype) if options.use_kernels else None,
     )
 
 

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from triptych.logprobs import MIN_LOGPROB, Logprobs, pack_logprobs
 from triptych.wire import SamplingParams
-from triptych_generate.ranking import best_ids, ranks_of
-
-#: Prompt rows that are scored at once: bounds the memory of their log-softmax.
-_ROWS_AT_ONCE = 64
+from triptych_generate.native import Kernels
+from triptych_generate.ranking import ranks_of, survey, values_of
 
 _Entry = tuple[int, float, int]
 
@@ -27,6 +25,11 @@ class Wanted:
     num_best: int
     among_ids: tuple[int, ...] | None = None
     label_ids: tuple[int, ...] | None = None
+
+    @property
+    def others(self) -> tuple[int, ...] | None:
+        """The ids that may follow the own token; None: any."""
+        return self.among_ids if self.label_ids is None else self.label_ids
 
 
 def wanted_for_output(params: SamplingParams, vocab_size: int) -> Wanted | None:
@@ -50,77 +53,63 @@ def wanted_for_prompt(params: SamplingParams, vocab_size: int) -> Wanted | None:
     return Wanted(_count(params.prompt_logprobs, vocab_size))
 
 
-def score(logits: Tensor, token_ids: list[int], wanted: list[Wanted]) -> list[Logprobs]:
+def score(
+    logits: Tensor, token_ids: list[int], wanted: list[Wanted], kernels: Kernels | None
+) -> list[Logprobs]:
     """One position of logprobs per row of ``logits`` ``[rows, vocab]`` float32.
 
     The values are the log-softmax (nats), each rank is 1 + the number of strictly greater ones.
     The row's own token of ``token_ids`` comes first; ties go to the lower id.
     """
-    values = torch.log_softmax(logits, dim=-1)
-    own = torch.tensor(token_ids, device=values.device)[:, None]
-    own_values = values.gather(1, own)
-    own_ranks = (values > own_values).sum(-1) + 1
-    own_entries = _entries(own[:, 0], own_values[:, 0], own_ranks)
-    best = _best_entries(values, wanted)
-    return [
-        pack_logprobs([[own_entries[row], *_others(values[row], one, best[row])]])
-        for row, one in enumerate(wanted)
-    ]
-
-
-def score_prompt(logits: Tensor, token_ids: list[int], wanted: Wanted) -> list[Logprobs]:
-    """``score`` for consecutive prompt positions, a bounded number of rows at once."""
-    scored: list[Logprobs] = []
-    for start in range(0, len(token_ids), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        ids = token_ids[rows]
-        scored += score(logits[rows].float(), ids, [wanted] * len(ids))
+    own = torch.tensor(token_ids, device=logits.device)
+    found = survey(logits, own, max(map(_num_vocabulary_best, wanted)), kernels)
+    columns = zip(
+        found.ids.tolist(),
+        found.values.clamp(min=MIN_LOGPROB).tolist(),
+        found.ranks.tolist(),
+        found.places.tolist(),
+        strict=True,
+    )
+    scored = []
+    for row, (ids, values, ranks, place) in enumerate(columns):
+        if wanted[row].others is None:
+            kept = _own_and_best(place, wanted[row].num_best)
+            scored.append(
+                _position(*([column[i] for i in kept] for column in (ids, values, ranks)))
+            )
+        else:
+            others = _others(logits[row], found.norms[row : row + 1], wanted[row])
+            scored.append(pack_logprobs([[(ids[0], values[0], ranks[0]), *others]]))
     return scored
+
+
+def _own_and_best(place: int, num_best: int) -> list[int]:
+    """Columns of a survey's row: the own entry, then the best but for the own one."""
+    return [0, *(1 + i for i in range(num_best) if i != place)]
+
+
+def _position(token_ids: list[int], logprobs: list[float], ranks: list[int]) -> Logprobs:
+    return Logprobs(counts=[len(token_ids)], token_ids=token_ids, logprobs=logprobs, ranks=ranks)
 
 
 def _count(asked: int, vocab_size: int) -> int:
     return vocab_size if asked == -1 else min(asked, vocab_size)
 
 
-def _best_entries(values: Tensor, wanted: list[Wanted]) -> list[list[_Entry]]:
-    """The best entries of each row that wants the best of the whole vocabulary."""
-    counts = [_num_vocabulary_best(one) for one in wanted]
-    most = max(counts)
-    if most == 0:
-        return [[] for _ in wanted]
-    rows = [row for row, count in enumerate(counts) if count]
-    chosen = values if len(rows) == len(values) else values[rows]
-    ids = best_ids(chosen, most)
-    best = chosen.gather(1, ids)
-    # All greater entries of the vocabulary are among the best, so counting there is enough.
-    ranks = torch.searchsorted(-best, -best) + 1
-    entries: list[list[_Entry]] = [[] for _ in wanted]
-    for index, row in enumerate(rows):
-        count = counts[row]
-        entries[row] = _entries(ids[index, :count], best[index, :count], ranks[index, :count])
-    return entries
-
-
 def _num_vocabulary_best(wanted: Wanted) -> int:
-    return wanted.num_best if wanted.label_ids is None and wanted.among_ids is None else 0
+    return wanted.num_best if wanted.others is None else 0
 
 
-def _others(values: Tensor, wanted: Wanted, best: list[_Entry]) -> list[_Entry]:
-    """What follows the sampled token in one row."""
+def _others(logits: Tensor, norms: Tensor, wanted: Wanted) -> list[_Entry]:
+    """What follows the sampled token in a row ``[vocab]`` that wants chosen ids."""
     if wanted.label_ids is not None:
-        return _entries_of_ids(values, torch.tensor(wanted.label_ids, device=values.device))
-    if wanted.among_ids is not None and wanted.num_best:
-        among = torch.tensor(wanted.among_ids, device=values.device)
-        order = values[among].sort(descending=True, stable=True).indices
-        return _entries_of_ids(values, among[order[: wanted.num_best]])
-    return best
+        return _entries_of_ids(logits, norms, torch.tensor(wanted.label_ids, device=logits.device))
+    among = torch.tensor(wanted.among_ids, device=logits.device)
+    order = logits[among].sort(descending=True, stable=True).indices
+    return _entries_of_ids(logits, norms, among[order[: wanted.num_best]])
 
 
-def _entries_of_ids(values: Tensor, ids: Tensor) -> list[_Entry]:
-    chosen = values[ids]
-    return _entries(ids, chosen, ranks_of(values, chosen))
-
-
-def _entries(ids: Tensor, values: Tensor, ranks: Tensor) -> list[_Entry]:
-    finite = values.clamp(min=MIN_LOGPROB)
-    return list(zip(ids.tolist(), finite.tolist(), ranks.tolist(), strict=True))
+def _entries_of_ids(logits: Tensor, norms: Tensor, ids: Tensor) -> list[_Entry]:
+    chosen = logits[ids]
+    values = values_of(chosen[None], norms)[0].clamp(min=MIN_LOGPROB)
+    return list(zip(ids.tolist(), values.tolist(), ranks_of(logits, chosen).tolist(), strict=True))

@@ -26,6 +26,7 @@ class EngineOptions:
         max_waiting: requests that may wait; the next one is refused as overload.
         max_logprobs: most entries a client may ask per position; -1: the whole vocabulary.
         num_threads: torch's threads; None: torch's own choice.
+        use_kernels: compute with the compiled CPU kernels where they can be compiled.
     """
 
     model_dir: Path
@@ -40,6 +41,7 @@ class EngineOptions:
     max_waiting: int = 1024
     max_logprobs: int = 20
     num_threads: int | None = None
+    use_kernels: bool = True
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_step_tokens", "max_num_sequences", "max_waiting"):

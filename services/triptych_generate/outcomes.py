@@ -10,11 +10,11 @@ from triptych.logprobs import Logprobs
 from triptych_generate.logprobs import (
     Wanted,
     score,
-    score_prompt,
     wanted_for_output,
     wanted_for_prompt,
 )
 from triptych_generate.masks import Draw, draw_of
+from triptych_generate.native import Kernels
 from triptych_generate.runner import StepLogits
 from triptych_generate.sampler import NothingAllowedError, Sampled, processed_logits, sample
 from triptych_generate.sequence import Sequence
@@ -46,7 +46,7 @@ def next_tokens(step: StepLogits) -> list[Outcome]:
         return []
     draws = [draw_of(sequence) for sequence in step.samplers]
     sampled = sample(step.sample_logits, draws)
-    logprobs = _logprobs_of(step.sample_logits, draws, sampled)
+    logprobs = _logprobs_of(step, draws, sampled)
     return [
         Outcome(
             sequence,
@@ -65,21 +65,28 @@ def prompt_scores(step: StepLogits) -> list[PromptScores]:
     for rows in step.prompts:
         logits = step.prompt_logits[start : start + len(rows.positions)]
         start += len(rows.positions)
-        scores.append(_prompt_scores_of(rows.sequence, rows.positions, logits))
+        scores.append(_prompt_scores_of(rows.sequence, rows.positions, logits, step.kernels))
     return scores
 
 
-def _prompt_scores_of(sequence: Sequence, positions: range, logits: Tensor) -> PromptScores:
+def _prompt_scores_of(
+    sequence: Sequence, positions: range, logits: Tensor, kernels: Kernels | None
+) -> PromptScores:
     wanted = wanted_for_prompt(sequence.params, logits.shape[1])
     assert wanted is not None, "only sequences that score their prompt have prompt rows"
     if not bool(logits.amax(-1).isfinite().all()):
         return PromptScores(sequence, [], InternalError(_bad_logits("in the prompt")))
     token_ids = [sequence.token_ids[position] for position in positions]
-    return PromptScores(sequence, score_prompt(logits, token_ids, wanted))
+    return PromptScores(
+        sequence, score(logits.float(), token_ids, [wanted] * len(token_ids), kernels)
+    )
 
 
-def _logprobs_of(logits: Tensor, draws: list[Draw], sampled: list[Sampled]) -> dict[int, Logprobs]:
+def _logprobs_of(
+    step: StepLogits, draws: list[Draw], sampled: list[Sampled]
+) -> dict[int, Logprobs]:
     """Logprobs by row, for the rows that ask for them and have a token."""
+    logits = step.sample_logits
     asked: dict[int, Wanted] = {}
     for row, draw in enumerate(draws):
         wanted = wanted_for_output(draw.params, logits.shape[1])
@@ -92,7 +99,8 @@ def _logprobs_of(logits: Tensor, draws: list[Draw], sampled: list[Sampled]) -> d
     if any(draws[row].params.logprobs_mode == "processed" for row in rows):
         source = torch.stack([_scored_row(logits[row], draws[row]) for row in rows])
     token_ids = [token_id for row in rows if (token_id := sampled[row].token_id) is not None]
-    return dict(zip(rows, score(source, token_ids, list(asked.values())), strict=True))
+    scored = score(source, token_ids, list(asked.values()), step.kernels)
+    return dict(zip(rows, scored, strict=True))
 
 
 def _scored_row(logits: Tensor, draw: Draw) -> Tensor:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triptych_generate.attention import Scoring
 from triptych_generate.softmax import (
     ROWS,
-    Scoring,
     cap_scores,
     first_visible,
     mask_of,

@@ -8,11 +8,12 @@ import torch
 
 from triptych.errors import SetupError
 from triptych_generate.blocks import BlockPool
+from triptych_generate.fused import FUSED_FAMILIES, fuse_layers
 from triptych_generate.kv_cache import KvCache, LayerShape, block_bytes
 from triptych_generate.linears import can_pack, pack_linears
 from triptych_generate.loader import LoadedModel, load_model
 from triptych_generate.options import EngineOptions
-from triptych_generate.runner import Runner, probe_shapes, use_paged_attention
+from triptych_generate.runner import Runner, probe_layers, use_paged_attention
 from triptych_generate.scheduler import Scheduler
 from triptych_generate.selftest import check_against_plain, is_invariant, plain_reference
 
@@ -49,9 +50,7 @@ def set_up(options: EngineOptions) -> EngineParts:
     loaded = load_model(options)
     reference = plain_reference(loaded)
     use_paged_attention(loaded)
-    shapes = probe_shapes(loaded)
-    if can_pack(loaded.dtype, loaded.device):
-        pack_linears(loaded.model)
+    shapes = prepare_layers(loaded)
     check_against_plain(loaded, shapes, reference, block_size=options.block_size)
     invariant = is_invariant(loaded, shapes, reference.prompt, block_size=options.block_size)
     max_model_len, num_blocks = _sizes(options, loaded, shapes)
@@ -77,6 +76,16 @@ def set_up(options: EngineOptions) -> EngineParts:
         "yes" if invariant else "no",
     )
     return EngineParts(loaded, Runner(loaded, cache), scheduler, max_model_len, invariant)
+
+
+def prepare_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
+    """Replace the layers by faster ones with fixed bits; what each attention layer stores."""
+    probe = probe_layers(loaded)
+    if loaded.kernels is not None and loaded.family in FUSED_FAMILIES:
+        fuse_layers(loaded.model, probe.scorings, loaded.kernels)
+    if can_pack(loaded.dtype, loaded.device):
+        pack_linears(loaded.model, loaded.kernels)
+    return probe.shapes
 
 
 def _sizes(

@@ -5,28 +5,14 @@ in order, in float32. A masked key's weight is an exact zero, so blocks without 
 nothing.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
+
+from triptych_generate.attention import Scoring
 
 #: Products have the same bits for every multiple of this many rows (measured), never for others.
 ROWS = 4
 _HIDDEN = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How a layer turns ``query @ keys`` into weights.
-
-    ``window``: how many tokens back a query sees, itself included. ``sinks``: ``[heads]`` scores
-    that take their part of the softmax and have no value.
-    """
-
-    scaling: float
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
 
 
 def scale_queries(query: Tensor, scoring: Scoring) -> Tensor:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
+import torch
+
 from bench.bound import linear_bound
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -137,7 +139,7 @@ def main() -> int:
         print(f"| wire, 512 tokens with top-20 | {size:,} bytes, {ms:.2f} ms | | |", flush=True)
     if arguments.only in "bound":
         for rows in (1, 4, 16):
-            bound = linear_bound(ensure("smollm2").directory, rows)
+            bound = linear_bound(ensure("smollm2").directory, rows, getattr(torch, arguments.dtype))
             print(f"| linear-only bound, {rows} rows | {bound:.0f} tok/s | | |", flush=True)
     return 0
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from triptych.logprobs import Candidate
 from triptych.wire import SamplingParams
 from triptych_generate.logprobs import Wanted, score, wanted_for_output, wanted_for_prompt
+from triptych_generate.native import load_kernels
 
 _VOCAB = 230
 
@@ -26,7 +27,15 @@ def _entry(values: torch.Tensor, token_id: int) -> Candidate:
 
 
 def _positions(logits: torch.Tensor, ids: list[int], wanted: list[Wanted]) -> list[list[Candidate]]:
-    return [next(one.positions()) for one in score(logits, ids, wanted)]
+    """By torch operators, after a look that the compiled kernels give the same."""
+    found, compiled = (
+        [next(one.positions()) for one in score(logits, ids, wanted, kernels)]
+        for kernels in (None, load_kernels())
+    )
+    for row, other in zip(found, compiled, strict=True):
+        assert [(one.token_id, one.rank) for one in row] == [(o.token_id, o.rank) for o in other]
+        assert [o.logprob for o in other] == pytest.approx([one.logprob for one in row], abs=1e-5)
+    return found
 
 
 @settings(max_examples=100, deadline=None)
@@ -88,8 +97,8 @@ def test_rows_of_all_kinds_are_scored_together_as_alone() -> None:
         Wanted(2, among_ids=(4, 10, 11)),
         Wanted(_VOCAB),
     ]
-    together = score(logits, ids, wanted)
-    alone = [score(logits[i : i + 1], [ids[i]], [wanted[i]])[0] for i in range(5)]
+    together = score(logits, ids, wanted, load_kernels())
+    alone = [score(logits[i : i + 1], [ids[i]], [wanted[i]], load_kernels())[0] for i in range(5)]
     assert together == alone
 
 

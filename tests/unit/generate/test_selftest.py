@@ -12,10 +12,17 @@ from torch import Tensor, nn
 from support.generate_runs import load_service
 from triptych.errors import SetupError
 from triptych_generate.kv_cache import LayerShape
-from triptych_generate.linears import PackedLinear, can_pack, pack_linears, row_multiple
+from triptych_generate.linears import (
+    NativeLinear,
+    PackedLinear,
+    can_pack,
+    pack_linears,
+    row_multiple,
+)
 from triptych_generate.loader import LoadedModel, load_model
+from triptych_generate.native import load_kernels
 from triptych_generate.options import EngineOptions
-from triptych_generate.runner import probe_shapes, use_paged_attention
+from triptych_generate.runner import probe_layers, use_paged_attention
 from triptych_generate.selftest import (
     PlainReference,
     check_against_plain,
@@ -40,7 +47,7 @@ def paged(tiny_dir: Callable[[str], Path]) -> _Paged:
     loaded = load_model(options)
     reference = plain_reference(loaded)
     use_paged_attention(loaded)
-    return _Paged(loaded, probe_shapes(loaded), reference)
+    return _Paged(loaded, probe_layers(loaded).shapes, reference)
 
 
 class _BatchDependent(nn.Module):
@@ -76,8 +83,9 @@ def test_invariance_check_tells_what_depends_on_the_batch(paged: _Paged) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("in_features", "out_features"), [(64, 199), (576, 1536), (1536, 576)])
-def test_packed_linear_has_the_same_bits_for_every_even_number_of_rows(
-    in_features: int, out_features: int, dtype: torch.dtype
+@pytest.mark.parametrize("is_native", [True, False])
+def test_packed_linear_has_the_same_bits_for_every_number_of_rows_it_may_get(
+    is_native: bool, in_features: int, out_features: int, dtype: torch.dtype
 ) -> None:
     if not can_pack(dtype, torch.device("cpu")):
         pytest.skip(f"this processor has no packed {dtype} product")
@@ -85,27 +93,39 @@ def test_packed_linear_has_the_same_bits_for_every_even_number_of_rows(
     model = nn.Sequential(linear)
     x = torch.randn(1, 130, in_features, dtype=dtype)
     plain = linear(x)
-    pack_linears(model)
-    assert isinstance(model[0], PackedLinear)
+    pack_linears(model, load_kernels() if is_native else None)
+    assert isinstance(model[0], NativeLinear if is_native else PackedLinear)
     whole = model(x)
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(whole, plain, atol=tolerance, rtol=tolerance)
-    for num_rows in range(2, 130, 2):
+    step = row_multiple(model)
+    assert step == (1 if is_native else 2)
+    for num_rows in range(step, 130, step):
         assert torch.equal(model(x[:, :num_rows]), whole[:, :num_rows])
 
 
+@pytest.mark.parametrize(
+    ("family", "is_packed", "is_native", "multiple"),
+    [
+        ("llama", True, True, 1),
+        ("llama", True, False, 2),
+        ("llama", False, False, 4),
+        ("mixtral", True, True, 16),
+    ],
+)
 def test_row_multiple_follows_the_slowest_class_of_product(
+    family: str,
+    is_packed: bool,
+    is_native: bool,
+    multiple: int,
     tiny_dir: Callable[[str], Path],
 ) -> None:
-    found = {}
-    for family, is_packed in (("llama", True), ("mixtral", True), ("llama", False)):
-        loaded = load_model(
-            EngineOptions(model_dir=tiny_dir(family), served_model_name="tiny", dtype="bfloat16")
-        )
-        if is_packed:
-            pack_linears(loaded.model)
-        found[family, is_packed] = row_multiple(loaded.model)
-    assert found == {("llama", True): 2, ("mixtral", True): 16, ("llama", False): 4}
+    loaded = load_model(
+        EngineOptions(model_dir=tiny_dir(family), served_model_name="tiny", dtype="bfloat16")
+    )
+    if is_packed:
+        pack_linears(loaded.model, load_kernels() if is_native else None)
+    assert row_multiple(loaded.model) == multiple
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""Decoder layers of the llama shape, each computed by ten calls of the compiled kernels.
+
+A transformers layer makes about sixty calls into torch, which at a few rows take longer than the
+work itself. Families whose layer is the llama one get this layer instead; the check at load
+compares the whole model with transformers' own, as for any other.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+
+from triptych_generate.attention import AttentionStep, Scoring
+from triptych_generate.native import Kernels
+
+#: Families with llama's layer; query and key norms and biases may be there or not.
+FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+#: Gates and values alternate in the packed weight in groups of this many.
+_LANES = 16
+
+
+class FusedLayer(nn.Module):
+    """One decoder layer: attention and gated feed-forward, each after a norm, with residuals."""
+
+    def __init__(self, layer: Any, scoring: Scoring, kernels: Kernels) -> None:
+        """Takes the weights of ``layer``; ``scoring`` is what its attention was seen to use."""
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self._kernels = kernels
+        self._index: int = attention.layer_idx
+        self._head_dim: int = attention.head_dim
+        self._num_heads = attention.q_proj.out_features // self._head_dim
+        self._num_kv_heads = attention.k_proj.out_features // self._head_dim
+        self._scoring = scoring
+        self._input_norm = layer.input_layernorm
+        self._query_norm = getattr(attention, "q_norm", None)
+        self._key_norm = getattr(attention, "k_norm", None)
+        self._qkv = _Packed(kernels, _joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        self._output = _Packed(kernels, attention.o_proj)
+        self._mlp_norm = layer.post_attention_layernorm
+        self._gate_up = _Packed(kernels, _interleaved(mlp.gate_proj, mlp.up_proj), gated=True)
+        self._down = _Packed(kernels, mlp.down_proj)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        step: AttentionStep,
+        **_unused: Any,
+    ) -> Tensor:
+        """``[1, rows, hidden]`` from the same; cosines and sines are ``[1, rows, head_dim]``."""
+        heads = self._qkv(self._norm(hidden_states, self._input_norm))[0]
+        heads = heads.view(len(heads), -1, self._head_dim)
+        query, key, value = heads.split_with_sizes(
+            (self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1
+        )
+        if self._query_norm is not None:
+            query, key = self._norm(query, self._query_norm), self._norm(key, self._key_norm)
+        cos, sin = position_embeddings
+        self._kernels.rotate(query, cos, sin)
+        self._kernels.rotate(key, cos, sin)
+        attended = step.attend(
+            self._index,
+            query.transpose(0, 1),
+            key.transpose(0, 1),
+            value.transpose(0, 1),
+            self._scoring,
+        )
+        hidden_states = self._output(attended.view(1, len(attended), -1), hidden_states)
+        gated = self._gate_up(self._norm(hidden_states, self._mlp_norm))
+        return self._down(gated, hidden_states)
+
+    def _norm(self, x: Tensor, norm: Any) -> Tensor:
+        return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
+
+
+class _Packed:
+    """A linear layer in the kernels' layout."""
+
+    def __init__(self, kernels: Kernels, layer: nn.Linear, *, gated: bool = False) -> None:
+        self._kernels = kernels
+        self._weight = kernels.pack_weight(layer.weight)
+        self._bias = layer.bias
+        self._features = layer.out_features
+        self._gated = gated
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self._kernels.linear(
+            x, self._weight, self._bias, residual, self._features, self._gated
+        )
+
+
+def fuse_layers(model: nn.Module, scorings: dict[int, Scoring], kernels: Kernels) -> None:
+    """Replace the decoder layers of a model of ``FUSED_FAMILIES``, in place.
+
+    ``scorings``: what each layer's attention uses, by layer index.
+    """
+    decoder: Any = model.base_model
+    for index, layer in enumerate(decoder.layers):
+        if _can_fuse(layer):
+            decoder.layers[index] = FusedLayer(layer, scorings[index], kernels)
+
+
+def _can_fuse(layer: Any) -> bool:
+    is_silu = isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation)
+    return is_silu and layer.mlp.gate_proj.out_features % _LANES == 0
+
+
+def _joined(*layers: nn.Linear) -> nn.Linear:
+    """One layer that gives the features of all, one after another."""
+    weights: list[Tensor] = [layer.weight for layer in layers]
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    return _linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+
+def _interleaved(gate: nn.Linear, up: nn.Linear) -> nn.Linear:
+    """Groups of features of the two layers in turn."""
+    both = _joined(gate, up)
+    bias = None if both.bias is None else _alternating(both.bias)
+    return _linear(_alternating(both.weight), bias)
+
+
+def _alternating(halves: Tensor) -> Tensor:
+    grouped = halves.view(2, -1, _LANES, *halves.shape[1:])
+    return grouped.transpose(0, 1).reshape(halves.shape)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    return layer
