@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -26,6 +33,7 @@ class Metrics:
 
     def __init__(self, service: str, gauges: tuple[GaugeSource, ...] = ()) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         prefix = f"triptych_{service}"
         self._requests = Counter(
             f"{prefix}_requests",

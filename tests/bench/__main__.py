@@ -13,9 +13,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from bench import scale
 from bench.bound import linear_bound
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -30,6 +32,8 @@ from bench.workloads import (
 )
 from support.stack import running_stack
 from triptych.models import ensure
+
+_SCALE_PLOT = Path(__file__).parents[2] / "docs" / "scale.svg"
 
 Measure = Callable[["Target", int], Awaitable[float]]
 
@@ -86,10 +90,10 @@ async def _stream_seconds(target: Target, num_chunks: int) -> float:
 
 
 async def first_token(target: Target, run: int) -> float:
-    body = json.loads(generate_body(1024, 2, 10_000 + run))
-    return await Connection(target.generate).first_event(
-        GENERATE, json.dumps({**body, "stream": True}).encode()
-    )
+    body = json.loads(generate_body(1024, 2, 10_000 + run)) | {"stream": True}
+    start = time.perf_counter()
+    times = await Connection(target.generate).event_times(GENERATE, json.dumps(body).encode())
+    return times[0] - start
 
 
 def cases() -> list[Case]:
@@ -134,6 +138,8 @@ def main() -> int:
             if arguments.only in case.name:
                 medians = asyncio.run(run_case(case, targets, arguments.repeats))
                 print(row(case, medians), flush=True)
+        if arguments.only in "scale":
+            print("\n" + scale.run(target.generate, _SCALE_PLOT), flush=True)
     if arguments.only in "wire":
         size, ms = wire_cost()
         print(f"| wire, 512 tokens with top-20 | {size:,} bytes, {ms:.2f} ms | | |", flush=True)

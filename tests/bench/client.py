@@ -30,17 +30,26 @@ class Connection:
         _check(path, header, answer)
         return answer
 
-    async def first_event(self, path: str, body: bytes) -> float:
-        """Seconds until the first bytes of a streamed answer's body; reads it to its end."""
+    async def get(self, path: str) -> bytes:
+        """The body of a 200 that closes the connection."""
         reader, writer = await self._connected()
-        start = time.perf_counter()
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n".encode())
+        _check(path, await reader.readuntil(b"\r\n\r\n"), b"")
+        body = await reader.read()
+        self.close()
+        return body
+
+    async def event_times(self, path: str, body: bytes) -> list[float]:
+        """When each event of a streamed answer came, by ``time.perf_counter``."""
+        reader, writer = await self._connected()
         writer.write(_request(path, body, "connection: close\r\n"))
         _check(path, await reader.readuntil(b"\r\n\r\n"), b"")
-        await reader.readuntil(b"data: ")
-        seconds = time.perf_counter() - start
-        await reader.read()
+        times = []
+        while line := await reader.readline():
+            if line.startswith(b"data: "):
+                times.append(time.perf_counter())
         self.close()
-        return seconds
+        return times
 
     def close(self) -> None:
         if self._writer is not None:

@@ -176,6 +176,7 @@ inline float weigh(float* scores, int64_t block, int64_t first_key, int64_t posi
     return 1;
   }
   Floats total{};
+#pragma GCC unroll 4
   for (int64_t key = 0; key < block; key += kLanes) {
     const Floats weight = exp_of(load(scores + key) - top);
     store(scores + key, weight);

@@ -103,7 +103,7 @@ inline Floats exp_of(Floats x) {
   sum = sum * r + 1.0f;
   sum = sum * r + 1.0f;
   const Ints power = (reinterpret_cast<Ints>(shifted) << 23) + 0x3f800000;
-  return choose(x < -87.0f, Floats{}, choose(x == x, sum * reinterpret_cast<Floats>(power), x));
+  return choose(x < -87.0f, Floats{}, sum * reinterpret_cast<Floats>(power));  // NaN stays NaN
 }
 
 // One step of a transposition: lanes of rows `Step` apart change places.
