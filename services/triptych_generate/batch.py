@@ -22,80 +22,107 @@ class PromptRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A forward's arguments, rows padded to the model's row multiple.
+class Layout:
+    """A step in plain numbers: one row per token, decodes first.
 
-    ``logit_rows``: the rows whose logits are needed: first one for each of ``samplers``, then
-    those of ``prompts``, then padding.
+    ``blocks`` and ``offsets`` say where each row's keys and values are stored. ``logit_rows`` are
+    the rows whose logits are needed: one for each of ``samplers``, then those of ``prompts``.
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
-    logit_rows: Tensor
-    step: PagedStep
+    slices: list[Slice]
+    token_ids: list[int]
+    positions: list[int]
+    blocks: list[int]
+    offsets: list[int]
+    logit_rows: list[int]
     samplers: list[Sequence]
     prompts: list[PromptRows]
 
     @property
     def num_logits(self) -> int:
-        return len(self.samplers) + sum(len(rows.positions) for rows in self.prompts)
+        return len(self.logit_rows)
 
 
-def make_batch(
-    slices: list[Slice], cache: KvCache, *, row_multiple: int, device: torch.device
-) -> Batch:
-    """The batch of a step, decodes first."""
-    ids: list[int] = []
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A forward's arguments, rows and logit rows padded to the model's row multiple."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    logit_rows: Tensor
+    step: PagedStep
+
+
+def lay_out(slices: list[Slice], block_size: int) -> Layout:
+    """The layout of a step's slices, decodes first."""
+    token_ids: list[int] = []
     positions: list[int] = []
     blocks: list[int] = []
     sample_rows: list[int] = []
     prompt_rows: list[int] = []
     samplers: list[Sequence] = []
     prompts: list[PromptRows] = []
-    chunks: list[PrefillChunk] = []
     for part in slices:
-        sequence, first_row, start = part.sequence, len(ids), part.sequence.num_computed
+        sequence, first_row, start = part.sequence, len(token_ids), part.sequence.num_computed
         end = start + part.num_tokens
-        ids += sequence.token_ids[start:end]
+        token_ids += sequence.token_ids[start:end]
         positions += range(start, end)
-        blocks += [sequence.block_ids[p // cache.block_size] for p in range(start, end)]
-        if not part.is_decode:
-            chunks.append(
-                PrefillChunk(
-                    first_row=first_row,
-                    num_tokens=part.num_tokens,
-                    position=start,
-                    block_ids=sequence.block_ids,
-                    block_size=cache.block_size,
-                    device=device,
-                )
-            )
+        blocks += [sequence.block_ids[p // block_size] for p in range(start, end)]
         if scored := sequence.prompt_positions_to_score(part.num_tokens):
             prompts.append(PromptRows(sequence, scored))
             prompt_rows += [first_row + position - 1 - start for position in scored]
         if end == len(sequence.token_ids) and not sequence.is_full:
             samplers.append(sequence)
             sample_rows.append(first_row + part.num_tokens - 1)
-    decodes = [part.sequence for part in slices if part.is_decode]
-    padding = [0] * (-len(ids) % row_multiple)
-    logit_rows = sample_rows + prompt_rows
-    logit_rows += [0] * (-len(logit_rows) % row_multiple or (not logit_rows) * row_multiple)
+    return Layout(
+        slices=slices,
+        token_ids=token_ids,
+        positions=positions,
+        blocks=blocks,
+        offsets=[p % block_size for p in positions],
+        logit_rows=sample_rows + prompt_rows,
+        samplers=samplers,
+        prompts=prompts,
+    )
+
+
+def make_batch(layout: Layout, cache: KvCache, *, row_multiple: int, device: torch.device) -> Batch:
+    """The batch of a step whose attention is torch's products."""
+    padding = [0] * (-len(layout.token_ids) % row_multiple)
+    num_logits = layout.num_logits
+    logit_padding = -num_logits % row_multiple or (not num_logits) * row_multiple
+    decodes = [part.sequence for part in layout.slices if part.is_decode]
     return Batch(
-        input_ids=torch.tensor([ids + padding], device=device),
-        position_ids=torch.tensor([positions + padding], device=device),
-        logit_rows=torch.tensor(logit_rows, device=device),
+        input_ids=torch.tensor([layout.token_ids + padding], device=device),
+        position_ids=torch.tensor([layout.positions + padding], device=device),
+        logit_rows=torch.tensor(layout.logit_rows + [0] * logit_padding, device=device),
         step=PagedStep(
             cache,
-            blocks=torch.tensor(blocks, device=device),
-            offsets=torch.tensor([p % cache.block_size for p in positions], device=device),
+            blocks=torch.tensor(layout.blocks, device=device),
+            offsets=torch.tensor(layout.offsets, device=device),
             decodes=DecodeGroup(
                 [sequence.num_computed for sequence in decodes],
                 [sequence.block_ids for sequence in decodes],
                 block_size=cache.block_size,
                 device=device,
             ),
-            chunks=chunks,
+            chunks=_chunks(layout, cache.block_size, device),
         ),
-        samplers=samplers,
-        prompts=prompts,
     )
+
+
+def _chunks(layout: Layout, block_size: int, device: torch.device) -> list[PrefillChunk]:
+    chunks, first_row = [], 0
+    for part in layout.slices:
+        if not part.is_decode:
+            chunk = PrefillChunk(
+                first_row=first_row,
+                num_tokens=part.num_tokens,
+                position=part.sequence.num_computed,
+                block_ids=part.sequence.block_ids,
+                block_size=block_size,
+                device=device,
+            )
+            chunks.append(chunk)
+        first_row += part.num_tokens
+    return chunks

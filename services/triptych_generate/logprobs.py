@@ -7,6 +7,7 @@ from torch import Tensor
 
 from triptych.logprobs import MIN_LOGPROB, Logprobs, pack_logprobs
 from triptych.wire import SamplingParams
+from triptych_generate.host_copies import to_host
 from triptych_generate.ranking import best_ids, ranks_of
 
 #: Prompt rows that are scored at once: bounds the memory of their log-softmax.
@@ -94,6 +95,7 @@ def _best_entries(values: Tensor, wanted: list[Wanted]) -> list[list[_Entry]]:
     best = chosen.gather(1, ids)
     # All greater entries of the vocabulary are among the best, so counting there is enough.
     ranks = torch.searchsorted(-best, -best) + 1
+    ids, best, ranks = to_host(ids, best, ranks)
     entries: list[list[_Entry]] = [[] for _ in wanted]
     for index, row in enumerate(rows):
         count = counts[row]
@@ -122,5 +124,5 @@ def _entries_of_ids(values: Tensor, ids: Tensor) -> list[_Entry]:
 
 
 def _entries(ids: Tensor, values: Tensor, ranks: Tensor) -> list[_Entry]:
-    finite = values.clamp(min=MIN_LOGPROB)
+    ids, finite, ranks = to_host(ids, values.clamp(min=MIN_LOGPROB), ranks)
     return list(zip(ids.tolist(), finite.tolist(), ranks.tolist(), strict=True))

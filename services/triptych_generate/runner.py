@@ -1,12 +1,14 @@
 """Runs the model over one step's batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from triptych_generate.attention import IMPLEMENTATION, AttentionStep, ShapeProbe
-from triptych_generate.batch import PromptRows, make_batch
+from triptych_generate.batch import Layout, PromptRows, lay_out, make_batch
 from triptych_generate.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
 from triptych_generate.kv_cache import KvCache, LayerShape
 from triptych_generate.linears import row_multiple
@@ -25,39 +27,64 @@ class StepLogits:
     prompt_logits: Tensor
 
 
+class Steps(Protocol):
+    """How a device computes a step."""
+
+    #: Masked keys are multiplied too, so a block must be zeroed when it changes its owner.
+    reads_whole_blocks: bool
+
+    def logits(self, layout: Layout) -> Tensor:
+        """The layout's logit rows ``[num_logits, vocab]``, then perhaps padding rows."""
+
+
 class Runner:
     """A model with paged attention and its KV cache. One thread at a time."""
 
-    def __init__(self, loaded: LoadedModel, cache: KvCache) -> None:
+    def __init__(self, loaded: LoadedModel, cache: KvCache, steps: Steps | None = None) -> None:
         """``loaded`` must have been given to ``use_paged_attention``."""
-        self._loaded = loaded
         self._cache = cache
-        self._row_multiple = row_multiple(loaded.model)
+        self._steps = TorchSteps(loaded, cache) if steps is None else steps
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepLogits:
         """The logits that the plan's sequences need next."""
-        if plan.new_blocks:
+        if plan.new_blocks and self._steps.reads_whole_blocks:
             self._cache.clear(plan.new_blocks)
-        batch = make_batch(
-            plan.slices,
-            self._cache,
-            row_multiple=self._row_multiple,
-            device=self._loaded.device,
+        layout = lay_out(plan.slices, self._cache.block_size)
+        logits = self._steps.logits(layout)
+        num_samplers = len(layout.samplers)
+        return StepLogits(
+            samplers=layout.samplers,
+            sample_logits=logits[:num_samplers].float(),
+            prompts=layout.prompts,
+            prompt_logits=logits[num_samplers : layout.num_logits],
         )
-        logits = forward(
+
+
+#: Makes a runner of a model on a cache of its own.
+MakeRunner = Callable[[LoadedModel, KvCache], Runner]
+
+
+class TorchSteps:
+    """Steps whose attention is torch's products, on the CPU."""
+
+    reads_whole_blocks = True
+
+    def __init__(self, loaded: LoadedModel, cache: KvCache) -> None:
+        self._loaded = loaded
+        self._cache = cache
+        self._row_multiple = row_multiple(loaded.model)
+
+    def logits(self, layout: Layout) -> Tensor:
+        batch = make_batch(
+            layout, self._cache, row_multiple=self._row_multiple, device=self._loaded.device
+        )
+        return forward(
             self._loaded.model,
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
             logit_rows=batch.logit_rows,
             step=batch.step,
-        )
-        num_samplers = len(batch.samplers)
-        return StepLogits(
-            samplers=batch.samplers,
-            sample_logits=logits[:num_samplers].float(),
-            prompts=batch.prompts,
-            prompt_logits=logits[num_samplers : batch.num_logits],
         )
 
 
