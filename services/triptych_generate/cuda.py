@@ -27,6 +27,8 @@ def use_cuda(loaded: LoadedModel, *, max_num_sequences: int, use_graphs: bool) -
             "device cuda needs the package triton, which CUDA builds of torch bring; "
             "is this a CUDA build?"
         ) from error
+    if loaded.device.index is not None:
+        torch.cuda.set_device(loaded.device)  # of this thread, which also runs the steps
     invariant_ops.install()
     has_experts = bool(loaded.model._can_set_experts_implementation())  # type: ignore[operator]
 
@@ -51,15 +53,25 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Run once to compile kernels and fill caches, as capturing demands, then record."""
+        """Run once to compile kernels and fill caches, as capturing demands, then record.
+
+        Raises:
+            SetupError: something in the call cannot be recorded.
+        """
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             run()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            out = run()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                out = run()
+        except RuntimeError as error:
+            raise SetupError(
+                f"a decode step cannot be recorded as a CUDA graph ({error}); "
+                f"start with --no-cuda-graphs"
+            ) from error
 
         def replay() -> Tensor:
             graph.replay()

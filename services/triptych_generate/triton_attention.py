@@ -61,7 +61,8 @@ def paged_attention(
     num_splits = triton.cdiv(tables.shape[1], _SPLIT_BLOCKS)
     part_bytes = 4 * num_rows * num_heads * (value_dim + 2)
     num_parts = num_splits if num_splits * part_bytes <= scratch_bytes else 1
-    tops, totals = query.new_empty(2, num_parts, num_rows, num_heads, dtype=torch.float32)
+    tops = query.new_empty(num_parts, num_rows, num_heads, dtype=torch.float32)
+    totals = torch.empty_like(tops)
     parts = query.new_empty(num_parts, num_rows, num_heads, value_dim, dtype=torch.float32)
     out = query.new_zeros(num_rows, num_heads, value_dim)
     shared = {
@@ -148,16 +149,15 @@ def _first_and_last_block(
     return first_key // BLOCK, last_key // BLOCK, first_key, last_key
 
 
-_BATCH_DEPENDENT = ("num_pieces", "num_rows", "splits_per_part", "window")
+#: Triton compiles a kernel again for arguments that are 1 or multiples of 16. Never for these: a
+#: row must meet one and the same machine code in every batch.
+_NUMBERS = ["num_pieces", "num_rows", "splits_per_part", "window"]
+_STRIDES = ["query_head_stride", "query_row_stride", "table_stride"]
 
 
 @triton.jit(
-    do_not_specialize=[
-        *_BATCH_DEPENDENT,
-        "query_head_stride",
-        "query_row_stride",
-        "table_stride",
-    ]
+    do_not_specialize=[*_NUMBERS, *_STRIDES],
+    do_not_specialize_on_alignment=["tables", "tiles"],
 )
 def _attend(
     query,
@@ -276,7 +276,7 @@ def _attend(
     )
 
 
-@triton.jit(do_not_specialize=list(_BATCH_DEPENDENT))
+@triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=["tiles"])
 def _join(
     tiles,
     tops,

@@ -88,7 +88,7 @@ def _dense(matrix: Tensor) -> Tensor:
     return dense if dense.data_ptr() % 16 == 0 else dense.clone()
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"])  # see triton_attention
 def _product(
     left,
     right,

@@ -1,8 +1,10 @@
 """Whole models on the kernels, through Triton's interpreter: the CUDA path without its graphs."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,12 +52,14 @@ class Paged:
         )
 
 
-@pytest.fixture
+@contextmanager
 def overridden() -> Iterator[None]:
     """The operators of the CPU are the kernels'."""
     library = override("CPU")
-    yield
-    library._destroy()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
 
 
 def load(model_dir: Path, dtype: DTypeName) -> Paged:
@@ -93,7 +97,6 @@ def runners_on_kernels(capture: Capture | None) -> MakeRunner:
     return make_runner
 
 
-@pytest.mark.usefixtures("overridden")
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [("llama", "float32"), ("gemma2", "float32"), ("gpt_oss", "bfloat16")],
@@ -102,27 +105,20 @@ def test_model_on_kernels_is_invariant_and_equals_transformers(
     family: str, dtype: DTypeName, tiny_dir: Callable[[str], Path]
 ) -> None:
     paged, capture = load(tiny_dir(family), dtype), Calls()
-    make_runner = runners_on_kernels(capture)
-    check_against_plain(
-        paged.loaded, paged.shapes, paged.reference, block_size=BLOCK_SIZE, make_runner=make_runner
-    )
-    assert is_invariant(
-        paged.loaded,
-        paged.shapes,
-        paged.reference.prompt,
-        block_size=BLOCK_SIZE,
-        make_runner=make_runner,
-    )
+    checks: dict[str, Any] = {"block_size": BLOCK_SIZE, "make_runner": runners_on_kernels(capture)}
+    with overridden():
+        check_against_plain(paged.loaded, paged.shapes, paged.reference, **checks)
+        assert is_invariant(paged.loaded, paged.shapes, paged.reference.prompt, **checks)
     assert capture.num_captures > 0
 
 
-@pytest.mark.usefixtures("overridden")
 def test_recorded_steps_have_the_bits_of_others_and_store_nothing_else(
     tiny_dir: Callable[[str], Path],
 ) -> None:
     paged, capture = load(tiny_dir("llama"), "float32"), Calls()
-    plain_logits, plain_cache = decode_all(paged, None)
-    logits, cache = decode_all(paged, capture)
+    with overridden():
+        plain_logits, plain_cache = decode_all(paged, None)
+        logits, cache = decode_all(paged, capture)
     assert all(torch.equal(one, other) for one, other in zip(logits, plain_logits, strict=True))
     for layer in cache.keys:
         assert torch.equal(cache.keys[layer][:-1], plain_cache.keys[layer][:-1])
