@@ -1,6 +1,7 @@
 """The Triton attention, through Triton's interpreter, against plain float64 and against itself."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -28,6 +29,14 @@ shapes = st.builds(
     has_sinks=st.booleans(),
 )
 seeds = st.integers(0, 99)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unwritten_memory_is_nan() -> Iterator[None]:
+    """Torch fills new memory with NaN, so that reading what no program wrote shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def attend(
@@ -91,7 +100,7 @@ def test_rows_have_the_same_bits_in_any_batch_and_any_chunking(
         start = end
 
 
-@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_long_contexts_have_the_same_bits_as_decodes_chunks_and_with_little_scratch(
     dtype: torch.dtype, window: int | None
