@@ -42,6 +42,7 @@ def engine_options(settings: GenerateSettings) -> EngineOptions:
         max_num_sequences=settings.max_num_sequences,
         max_waiting=settings.max_waiting,
         max_logprobs=settings.max_logprobs,
+        cuda_graphs=settings.cuda_graphs,
         num_threads=settings.threads,
     )
 

@@ -1,11 +1,12 @@
 """Paged attention behind transformers' attention seam.
 
-A step's rows are laid out once (``StepLayout``); each layer then stores its new keys and values and
-attends, by the compiled kernel where there is one, else by torch operators.
+Each layer stores its new keys and values and attends, through the ``step`` that a forward is given:
+by the compiled kernel (``native_attention``), by Triton's (``kernel_steps``), or by torch operators
+(``torch_attention``).
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -29,37 +30,6 @@ class Scoring:
     sinks: Tensor | None
 
 
-class Span(NamedTuple):
-    """Rows ``first_row …`` are consecutive positions of the sequence ``table``, from ``position``.
-
-    A decode is a span of one row after computed ones; anything else is a prefill chunk.
-    """
-
-    first_row: int
-    num_rows: int
-    table: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepLayout:
-    """One step's ragged batch: decodes in the first rows, then chunks, then padding rows.
-
-    Attributes:
-        slots: where each row but padding is stored: ``block * block_size + offset``.
-        tables: each sequence's blocks.
-        spans: the decodes, then the chunks.
-        num_decodes: how many spans are decodes.
-        new_blocks: blocks that changed their owner before this step.
-    """
-
-    slots: list[int]
-    tables: list[list[int]]
-    spans: list[Span]
-    num_decodes: int
-    new_blocks: list[int]
-
-
 class AttentionStep(Protocol):
     """What a forward's ``step`` argument does in each attention layer."""
 
@@ -67,13 +37,6 @@ class AttentionStep(Protocol):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
         """``[tokens, heads, value_dim]`` from ``[heads, tokens, dim]`` and new keys and values."""
-
-
-class PagedAttention(Protocol):
-    """A way to attend over the KV cache."""
-
-    def begin(self, layout: StepLayout) -> AttentionStep:
-        """The step of one forward."""
 
 
 def register() -> None:

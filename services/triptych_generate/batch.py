@@ -1,12 +1,8 @@
-"""One step's ragged batch: every slice's tokens in one row of ids, and which logits are needed."""
+"""One step's ragged batch in plain numbers: every slice's tokens in one row of ids."""
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from triptych_generate.attention import Span, StepLayout
-from triptych_generate.scheduler import Plan
+from triptych_generate.scheduler import Slice
 from triptych_generate.sequence import Sequence
 
 
@@ -19,70 +15,71 @@ class PromptRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A forward's arguments, rows padded to the model's row multiple.
+class Layout:
+    """A step in plain numbers: one row per token, decodes first.
 
-    ``logit_rows``: the rows whose logits are needed: first one for each of ``samplers``, then
-    those of ``prompts``, then padding.
+    ``blocks`` and ``offsets`` say where each row's keys and values are stored. ``logit_rows`` are
+    the rows whose logits are needed: one for each of ``samplers``, then those of ``prompts``.
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
-    logit_rows: Tensor
-    layout: StepLayout
+    slices: list[Slice]
+    token_ids: list[int]
+    positions: list[int]
+    blocks: list[int]
+    offsets: list[int]
+    logit_rows: list[int]
     samplers: list[Sequence]
     prompts: list[PromptRows]
 
     @property
     def num_logits(self) -> int:
-        return len(self.samplers) + sum(len(rows.positions) for rows in self.prompts)
+        return len(self.logit_rows)
 
 
-def make_batch(plan: Plan, *, block_size: int, row_multiple: int, device: torch.device) -> Batch:
-    """The batch of a step, decodes first."""
-    ids: list[int] = []
+def lay_out(slices: list[Slice], block_size: int) -> Layout:
+    """The layout of a step's slices, decodes first."""
+    token_ids: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
-    spans: list[Span] = []
+    blocks: list[int] = []
     sample_rows: list[int] = []
     prompt_rows: list[int] = []
     samplers: list[Sequence] = []
     prompts: list[PromptRows] = []
-    for part in plan.slices:
-        sequence, first_row, start = part.sequence, len(ids), part.sequence.num_computed
+    for part in slices:
+        sequence, first_row, start = part.sequence, len(token_ids), part.sequence.num_computed
         end = start + part.num_tokens
-        spans.append(Span(first_row, part.num_tokens, len(spans), start))
-        ids += sequence.token_ids[start:end]
+        token_ids += sequence.token_ids[start:end]
         positions += range(start, end)
-        slots += _slots(sequence.block_ids, start, end, block_size)
+        blocks += [sequence.block_ids[p // block_size] for p in range(start, end)]
         if scored := sequence.prompt_positions_to_score(part.num_tokens):
             prompts.append(PromptRows(sequence, scored))
             prompt_rows += [first_row + position - 1 - start for position in scored]
         if end == len(sequence.token_ids) and not sequence.is_full:
             samplers.append(sequence)
             sample_rows.append(first_row + part.num_tokens - 1)
-    padding = [0] * (-len(ids) % row_multiple)
-    logit_rows = sample_rows + prompt_rows
-    logit_rows += [0] * (-len(logit_rows) % row_multiple or (not logit_rows) * row_multiple)
-    return Batch(
-        input_ids=torch.tensor([ids + padding], device=device),
-        position_ids=torch.tensor([positions + padding], device=device),
-        logit_rows=torch.tensor(logit_rows, device=device),
-        layout=StepLayout(
-            slots=slots,
-            tables=[part.sequence.block_ids for part in plan.slices],
-            spans=spans,
-            num_decodes=sum(part.is_decode for part in plan.slices),
-            new_blocks=plan.new_blocks,
-        ),
+    return Layout(
+        slices=slices,
+        token_ids=token_ids,
+        positions=positions,
+        blocks=blocks,
+        offsets=[p % block_size for p in positions],
+        logit_rows=sample_rows + prompt_rows,
         samplers=samplers,
         prompts=prompts,
     )
 
 
-def _slots(block_ids: list[int], start: int, end: int, block_size: int) -> list[int]:
-    """Where positions ``start`` to ``end`` are stored: ``block * block_size + offset``."""
-    return [
-        block_ids[position // block_size] * block_size + position % block_size
-        for position in range(start, end)
-    ]
+def tiles_of(layout: Layout, most_rows: int) -> list[tuple[int, int, int, int]]:
+    """Attention tiles of at most ``most_rows`` rows: consecutive positions of one sequence.
+
+    Each is its first row, number of rows, sequence (index in ``slices``), and the position of its
+    first row.
+    """
+    tiles, first_row = [], 0
+    for table, part in enumerate(layout.slices):
+        for start in range(0, part.num_tokens, most_rows):
+            num_rows = min(most_rows, part.num_tokens - start)
+            position = part.sequence.num_computed + start
+            tiles.append((first_row + start, num_rows, table, position))
+        first_row += part.num_tokens
+    return tiles

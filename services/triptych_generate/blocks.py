@@ -12,7 +12,7 @@ class OutOfBlocksError(Exception):
 class BlockPool:
     """Blocks ``0 … num_blocks - 1``, each free or owned by one sequence.
 
-    None is set aside for padding: padding rows are never stored, and tables are not padded.
+    None is set aside for padding: the cache has one more block, which padding rows may store to.
     Free blocks are kept as runs. A sequence gets neighbouring blocks where it can, and room to
     grow behind them, because attention takes a run of blocks in one product.
     """

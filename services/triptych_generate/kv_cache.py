@@ -39,10 +39,12 @@ class KvCache:
         device: torch.device,
     ) -> None:
         self.block_size = block_size
+        #: One block more than any sequence is given: padding rows may store there.
+        self.trash_block = num_blocks
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         for layer, shape in shapes.items():
-            size = (num_blocks, shape.num_kv_heads)
+            size = (num_blocks + 1, shape.num_kv_heads)
             options: dict[str, Any] = {"dtype": dtype, "device": device}
             self.keys[layer] = torch.zeros(*size, shape.key_dim, block_size, **options)
             self.values[layer] = torch.zeros(*size, block_size, shape.value_dim, **options)

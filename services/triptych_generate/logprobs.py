@@ -7,6 +7,7 @@ from torch import Tensor
 
 from triptych.logprobs import MIN_LOGPROB, Logprobs, pack_logprobs
 from triptych.wire import SamplingParams
+from triptych_generate.host_copies import to_host
 from triptych_generate.native import Kernels
 from triptych_generate.ranking import ranks_of, survey, values_of
 
@@ -63,15 +64,10 @@ def score(
     """
     own = torch.tensor(token_ids, device=logits.device)
     found = survey(logits, own, max(map(_num_vocabulary_best, wanted)), kernels)
-    columns = zip(
-        found.ids.tolist(),
-        found.values.clamp(min=MIN_LOGPROB).tolist(),
-        found.ranks.tolist(),
-        found.places.tolist(),
-        strict=True,
-    )
+    columns = to_host(found.ids, found.values.clamp(min=MIN_LOGPROB), found.ranks, found.places)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     scored = []
-    for row, (ids, values, ranks, place) in enumerate(columns):
+    for row, (ids, values, ranks, place) in enumerate(rows):
         if wanted[row].others is None:
             kept = _own_and_best(place, wanted[row].num_best)
             scored.append(
@@ -112,4 +108,5 @@ def _others(logits: Tensor, norms: Tensor, wanted: Wanted) -> list[_Entry]:
 def _entries_of_ids(logits: Tensor, norms: Tensor, ids: Tensor) -> list[_Entry]:
     chosen = logits[ids]
     values = values_of(chosen[None], norms)[0].clamp(min=MIN_LOGPROB)
-    return list(zip(ids.tolist(), values.tolist(), ranks_of(logits, chosen).tolist(), strict=True))
+    columns = to_host(ids, values, ranks_of(logits, chosen))
+    return list(zip(*(column.tolist() for column in columns), strict=True))

@@ -25,6 +25,7 @@ class EngineOptions:
         max_num_sequences: sequences that run at once.
         max_waiting: requests that may wait; the next one is refused as overload.
         max_logprobs: most entries a client may ask per position; -1: the whole vocabulary.
+        cuda_graphs: on CUDA, record steps that only decode once per size, and replay them.
         num_threads: torch's threads; None: torch's own choice.
         use_kernels: compute with the compiled CPU kernels where they can be compiled.
     """
@@ -40,6 +41,7 @@ class EngineOptions:
     max_num_sequences: int = 64
     max_waiting: int = 1024
     max_logprobs: int = 20
+    cuda_graphs: bool = True
     num_threads: int | None = None
     use_kernels: bool = True
 

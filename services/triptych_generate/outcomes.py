@@ -104,7 +104,10 @@ def _logprobs_of(
 
 
 def _scored_row(logits: Tensor, draw: Draw) -> Tensor:
-    return processed_logits(logits, draw) if draw.params.logprobs_mode == "processed" else logits
+    """``[vocab]`` on the device of ``logits``; what truncates runs on the host, as in sampling."""
+    if draw.params.logprobs_mode != "processed":
+        return logits
+    return processed_logits(logits.cpu(), draw).to(logits.device)
 
 
 def _error_of(sampled: Sampled, draw: Draw) -> TriptychError | None:

@@ -1,26 +1,23 @@
 """Runs the model over one step's batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from triptych_generate.attention import (
-    IMPLEMENTATION,
-    AttentionStep,
-    LayerProbe,
-    PagedAttention,
-)
-from triptych_generate.batch import PromptRows, make_batch
+from triptych_generate.attention import IMPLEMENTATION, AttentionStep, LayerProbe
+from triptych_generate.batch import Layout, PromptRows, lay_out, tiles_of
 from triptych_generate.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
 from triptych_generate.kv_cache import KvCache
 from triptych_generate.linears import row_multiple
 from triptych_generate.loader import LoadedModel
 from triptych_generate.native import Kernels
-from triptych_generate.native_attention import NativeAttention, can_attend
+from triptych_generate.native_attention import TILE_ROWS, NativeStep, can_attend
 from triptych_generate.scheduler import Plan
 from triptych_generate.sequence import Sequence
-from triptych_generate.torch_attention import TorchAttention
+from triptych_generate.torch_attention import TorchStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,46 +34,80 @@ class StepLogits:
     kernels: Kernels | None = None
 
 
+class Steps(Protocol):
+    """How a device computes a step."""
+
+    #: Masked keys are multiplied too, so a block must be zeroed when it changes its owner.
+    reads_whole_blocks: bool
+
+    def logits(self, layout: Layout) -> Tensor:
+        """The layout's logit rows ``[num_logits, vocab]``, then perhaps padding rows."""
+
+
 class Runner:
     """A model with paged attention and its KV cache. One thread at a time."""
 
-    def __init__(self, loaded: LoadedModel, cache: KvCache) -> None:
+    def __init__(self, loaded: LoadedModel, cache: KvCache, steps: Steps | None = None) -> None:
         """``loaded`` must have been given to ``use_paged_attention``."""
-        self._loaded = loaded
-        self._block_size = cache.block_size
-        self._attention = _paged_attention(loaded, cache)
-        self._row_multiple = row_multiple(loaded.model)
+        self._cache = cache
+        self._kernels = loaded.kernels
+        self._steps = HostSteps(loaded, cache) if steps is None else steps
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepLogits:
         """The logits that the plan's sequences need next."""
-        batch = make_batch(
-            plan,
-            block_size=self._block_size,
-            row_multiple=self._row_multiple,
-            device=self._loaded.device,
-        )
-        logits = forward(
-            self._loaded.model,
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            logit_rows=batch.logit_rows,
-            step=self._attention.begin(batch.layout),
-        )
-        num_samplers = len(batch.samplers)
+        if plan.new_blocks and self._steps.reads_whole_blocks:
+            self._cache.clear(plan.new_blocks)
+        layout = lay_out(plan.slices, self._cache.block_size)
+        logits = self._steps.logits(layout)
+        num_samplers = len(layout.samplers)
         return StepLogits(
-            samplers=batch.samplers,
+            samplers=layout.samplers,
             sample_logits=logits[:num_samplers].float(),
-            prompts=batch.prompts,
-            prompt_logits=logits[num_samplers : batch.num_logits],
-            kernels=self._loaded.kernels,
+            prompts=layout.prompts,
+            prompt_logits=logits[num_samplers : layout.num_logits],
+            kernels=self._kernels,
         )
 
 
-def _paged_attention(loaded: LoadedModel, cache: KvCache) -> PagedAttention:
-    if loaded.kernels is not None and can_attend(cache):
-        return NativeAttention(loaded.kernels, cache)
-    return TorchAttention(cache, loaded.device)
+#: Makes a runner of a model on a cache of its own.
+MakeRunner = Callable[[LoadedModel, KvCache], Runner]
+
+
+class HostSteps:
+    """Steps on the CPU: attention by the compiled kernel where there is one, else by torch."""
+
+    def __init__(self, loaded: LoadedModel, cache: KvCache) -> None:
+        self._loaded = loaded
+        self._cache = cache
+        self._kernels = loaded.kernels if can_attend(cache) else None
+        self._row_multiple = row_multiple(loaded.model)
+        self.reads_whole_blocks = self._kernels is None
+
+    def logits(self, layout: Layout) -> Tensor:
+        padding = [0] * (-len(layout.token_ids) % self._row_multiple)
+        num_logits = max(1, layout.num_logits)
+        logit_padding = [0] * (num_logits - layout.num_logits - num_logits % -self._row_multiple)
+        return forward(
+            self._loaded.model,
+            input_ids=torch.tensor([layout.token_ids + padding]),
+            position_ids=torch.tensor([layout.positions + padding]),
+            logit_rows=torch.tensor(layout.logit_rows + logit_padding),
+            step=self._step(layout),
+        )
+
+    def _step(self, layout: Layout) -> AttentionStep:
+        if self._kernels is None:
+            return TorchStep(self._cache, layout, self._loaded.device)
+        size = self._cache.block_size
+        places = zip(layout.blocks, layout.offsets, strict=True)
+        return NativeStep(
+            self._kernels,
+            self._cache,
+            slots=[block * size + offset for block, offset in places],
+            tables=[part.sequence.block_ids for part in layout.slices],
+            tiles=tiles_of(layout, TILE_ROWS),
+        )
 
 
 def use_paged_attention(loaded: LoadedModel) -> None:

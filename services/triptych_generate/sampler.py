@@ -1,7 +1,8 @@
 """Chooses the next token of each sequence.
 
 The order is penalties, bias, masks, temperature, top-k, top-p, min-p. Every function is pure: the
-draw comes from ``draws``, and a row is worked on alone, so nothing depends on the batch.
+draw comes from ``draws``, and a row is worked on alone, so nothing depends on the batch. Rows that
+are not simply greedy are drawn on the host: torch's running sums on CUDA are not deterministic.
 """
 
 import math
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from triptych.wire import SamplingParams
 from triptych_generate.draws import draw_key, token_uniforms, uniform
+from triptych_generate.host_copies import to_host
 from triptych_generate.masks import Draw, adjust_logits
 from triptych_generate.ranking import best_ids
 
@@ -41,7 +43,8 @@ class Sampled:
 def sample(logits: Tensor, draws: list[Draw]) -> list[Sampled]:
     """One token per row of ``logits`` ``[rows, vocab]`` float32. Greedy ties: the lower id."""
     top = logits.max(-1)
-    is_good, greedy_ids = top.values.isfinite().tolist(), top.indices.tolist()
+    values, indices = to_host(top.values, top.indices)
+    is_good, greedy_ids = values.isfinite().tolist(), indices.tolist()
     sampled = []
     for row, draw in enumerate(draws):
         if not is_good[row]:
@@ -49,7 +52,7 @@ def sample(logits: Tensor, draws: list[Draw]) -> list[Sampled]:
         elif draw.params.temperature == 0 and draw.leaves_logits:
             sampled.append(Sampled(greedy_ids[row]))
         else:
-            sampled.append(_sample_row(logits[row], draw))
+            sampled.append(_sample_row(logits[row].cpu(), draw))
     return sampled
 
 

@@ -10,7 +10,7 @@ from triptych.wire import SamplingParams
 from triptych_generate.blocks import BlockPool
 from triptych_generate.kv_cache import KvCache, LayerShape
 from triptych_generate.loader import LoadedModel
-from triptych_generate.runner import Runner
+from triptych_generate.runner import MakeRunner, Runner
 from triptych_generate.scheduler import Scheduler
 from triptych_generate.sequence import Sequence
 
@@ -48,13 +48,14 @@ def check_against_plain(
     reference: PlainReference,
     *,
     block_size: int,
+    make_runner: MakeRunner = Runner,
 ) -> None:
     """Compare the paged forward, in two chunks, with the plain one.
 
     Raises:
         SetupError: they differ, so this model would be served wrongly.
     """
-    runs = _Runs(loaded, shapes, block_size=block_size)
+    runs = _Runs(loaded, shapes, make_runner, block_size=block_size)
     logits = runs.prompt_logits(reference.prompt, max_step_tokens=_CHUNK)
     expected = reference.logprobs[: len(logits)]
     difference = (torch.log_softmax(logits.float(), dim=-1) - expected).abs().mean().item()
@@ -67,10 +68,15 @@ def check_against_plain(
 
 
 def is_invariant(
-    loaded: LoadedModel, shapes: dict[int, LayerShape], prompt: list[int], *, block_size: int
+    loaded: LoadedModel,
+    shapes: dict[int, LayerShape],
+    prompt: list[int],
+    *,
+    block_size: int,
+    make_runner: MakeRunner = Runner,
 ) -> bool:
     """Whether a request's logits have the same bits alone, among others, chunked, and re-scored."""
-    runs = _Runs(loaded, shapes, block_size=block_size)
+    runs = _Runs(loaded, shapes, make_runner, block_size=block_size)
     alone, output = runs.output_logits([prompt], max_step_tokens=1024)
     others = [
         _random_prompt(loaded, max(1, len(prompt) // (index + 2)), seed=index + 1)
@@ -85,9 +91,15 @@ class _Runs:
     """Small greedy runs of the real runner and scheduler, each with fresh KV blocks."""
 
     def __init__(
-        self, loaded: LoadedModel, shapes: dict[int, LayerShape], *, block_size: int
+        self,
+        loaded: LoadedModel,
+        shapes: dict[int, LayerShape],
+        make_runner: MakeRunner,
+        *,
+        block_size: int,
     ) -> None:
         self._loaded = loaded
+        self._make_runner = make_runner
         self._shapes = shapes
         self._block_size = block_size
 
@@ -126,7 +138,7 @@ class _Runs:
             dtype=self._loaded.dtype,
             device=self._loaded.device,
         )
-        runner = Runner(self._loaded, cache)
+        runner = self._make_runner(self._loaded, cache)
         for sequence in sequences:
             scheduler.add(sequence)
         steps = []

@@ -28,6 +28,9 @@ class GenerateSettings(PanelSettings, ModelSettings):
     kv_cache_bytes: int | None = Field(
         None, ge=2**20, description="memory for the KV cache; default: from the free memory"
     )
+    cuda_graphs: bool = Field(
+        True, description="on CUDA: record steps that only decode once per size, and replay them"
+    )
     threads: int | None = Field(
         None, ge=1, description="torch threads on the CPU; default: all cores"
     )

@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from triptych_generate.kv_cache import KvCache, LayerShape, block_bytes
 from triptych_generate.linears import can_pack, pack_linears
 from triptych_generate.loader import LoadedModel, load_model
 from triptych_generate.options import EngineOptions
-from triptych_generate.runner import Runner, probe_layers, use_paged_attention
+from triptych_generate.runner import MakeRunner, Runner, probe_layers, use_paged_attention
 from triptych_generate.scheduler import Scheduler
 from triptych_generate.selftest import check_against_plain, is_invariant, plain_reference
 
@@ -51,8 +52,10 @@ def set_up(options: EngineOptions) -> EngineParts:
     reference = plain_reference(loaded)
     use_paged_attention(loaded)
     shapes = prepare_layers(loaded)
-    check_against_plain(loaded, shapes, reference, block_size=options.block_size)
-    invariant = is_invariant(loaded, shapes, reference.prompt, block_size=options.block_size)
+    make_runner = _make_runner(options, loaded)
+    checks: dict[str, Any] = {"block_size": options.block_size, "make_runner": make_runner}
+    check_against_plain(loaded, shapes, reference, **checks)
+    invariant = is_invariant(loaded, shapes, reference.prompt, **checks)
     max_model_len, num_blocks = _sizes(options, loaded, shapes)
     cache = KvCache(
         shapes,
@@ -75,7 +78,19 @@ def set_up(options: EngineOptions) -> EngineParts:
         options.block_size,
         "yes" if invariant else "no",
     )
-    return EngineParts(loaded, Runner(loaded, cache), scheduler, max_model_len, invariant)
+    return EngineParts(loaded, make_runner(loaded, cache), scheduler, max_model_len, invariant)
+
+
+def _make_runner(options: EngineOptions, loaded: LoadedModel) -> MakeRunner:
+    if loaded.device.type != "cuda":
+        return Runner
+    from triptych_generate.cuda import use_cuda  # triton is there only with CUDA
+
+    return use_cuda(
+        loaded,
+        max_num_sequences=options.max_num_sequences,
+        use_graphs=options.cuda_graphs,
+    )
 
 
 def prepare_layers(loaded: LoadedModel) -> dict[int, LayerShape]:

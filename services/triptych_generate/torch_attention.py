@@ -4,53 +4,33 @@ Keys and values are met in blocks at absolute positions, by products of fixed in
 ``softmax`` for why padding, other sequences and the cutting of a prefill change nothing.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from triptych_generate.attention import Scoring, StepLayout
+from triptych_generate.attention import Scoring
+from triptych_generate.batch import Layout
 from triptych_generate.decodes import DecodeGroup
 from triptych_generate.kv_cache import KvCache
 from triptych_generate.prefill import PrefillChunk
 
 
-class TorchAttention:
-    """Attention over ``cache``."""
-
-    def __init__(self, cache: KvCache, device: torch.device) -> None:
-        self._cache = cache
-        self._device = device
-
-    def begin(self, layout: StepLayout) -> "TorchStep":
-        if layout.new_blocks:
-            self._cache.clear(layout.new_blocks)
-        return TorchStep(self._cache, layout, self._device)
-
-
 class TorchStep:
-    """One step's rows as groups that one product each can take."""
+    """One step's rows as groups that one product each can take: all decodes, and each chunk."""
 
-    def __init__(self, cache: KvCache, layout: StepLayout, device: torch.device) -> None:
-        slots = torch.tensor(layout.slots, device=device)
-        decodes, chunks = layout.spans[: layout.num_decodes], layout.spans[layout.num_decodes :]
+    def __init__(self, cache: KvCache, layout: Layout, device: torch.device) -> None:
+        decodes = [part.sequence for part in layout.slices if part.is_decode]
         self._cache = cache
-        self._blocks, self._offsets = slots // cache.block_size, slots % cache.block_size
+        self._blocks = torch.tensor(layout.blocks, device=device)
+        self._offsets = torch.tensor(layout.offsets, device=device)
         self._decodes = DecodeGroup(
-            [span.position for span in decodes],
-            [layout.tables[span.table] for span in decodes],
+            [sequence.num_computed for sequence in decodes],
+            [sequence.block_ids for sequence in decodes],
             block_size=cache.block_size,
             device=device,
         )
-        self._chunks = [
-            PrefillChunk(
-                first_row=span.first_row,
-                num_tokens=span.num_rows,
-                position=span.position,
-                block_ids=layout.tables[span.table],
-                block_size=cache.block_size,
-                device=device,
-            )
-            for span in chunks
-        ]
+        self._chunks = list(_chunks(layout, cache.block_size, device))
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -70,3 +50,18 @@ class TorchStep:
         for chunk in self._chunks:
             out[chunk.rows] = chunk.attend(keys, values, query[:, chunk.rows], scoring)
         return out
+
+
+def _chunks(layout: Layout, block_size: int, device: torch.device) -> Iterator[PrefillChunk]:
+    first_row = 0
+    for part in layout.slices:
+        if not part.is_decode:
+            yield PrefillChunk(
+                first_row=first_row,
+                num_tokens=part.num_tokens,
+                position=part.sequence.num_computed,
+                block_ids=part.sequence.block_ids,
+                block_size=block_size,
+                device=device,
+            )
+        first_row += part.num_tokens

@@ -1,9 +1,18 @@
+"""Models that every test of generate may use, and how Triton runs in the tests."""
+
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from support.tiny_models import make_tiny_model
+
+#: Kernels run through Triton's interpreter, with or without a GPU; read when they are defined.
+os.environ["TRITON_INTERPRET"] = "1"
+#: Triton is made for Linux alone.
+collect_ignore_glob = [] if sys.platform == "linux" else ["test_triton_*"]
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from triptych_generate.attention import Scoring, Span, StepLayout
+from triptych_generate.attention import Scoring
 from triptych_generate.kv_cache import KvCache, LayerShape
 from triptych_generate.native import Kernels, load_kernels
-from triptych_generate.native_attention import NativeAttention
+from triptych_generate.native_attention import NativeStep
 from triptych_generate.ranking import survey
-from triptych_generate.torch_attention import TorchAttention
 
 _DTYPES = [torch.float32, torch.bfloat16]
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -146,7 +145,6 @@ def _attend(
     )
     for pool in (cache.keys[0], cache.values[0]):
         pool.fill_(float("nan"))  # what earlier owners left must not matter
-    attention = NativeAttention(kernels, cache)
     results: list[list[Tensor]] = [[] for _ in sequences]
     for index in range(max(map(len, cuts))):
         parts = [
@@ -154,12 +152,16 @@ def _attend(
             for which, cut in enumerate(cuts)
             if index < len(cut)
         ]
-        spans, slots, first_row = [], [], 0
+        slots: list[int] = []
+        tiles: list[tuple[int, int, int, int]] = []
         for row, (which, positions) in enumerate(parts):
-            spans.append(Span(first_row, len(positions), row, positions.start))
+            for start in range(0, len(positions), 5):
+                num_rows = min(5, len(positions) - start)
+                tiles.append((len(slots) + start, num_rows, row, positions.start + start))
             slots += [tables[which][p // size] * size + p % size for p in positions]
-            first_row += len(positions)
-        layout = StepLayout(slots, [tables[which] for which, _ in parts], spans, 0, [])
+        step = NativeStep(
+            kernels, cache, slots=slots, tables=[tables[which] for which, _ in parts], tiles=tiles
+        )
         query, key, value = (
             torch.cat(
                 [sequences[which][kind][:, r.start : r.stop] for which, r in parts]
@@ -168,10 +170,12 @@ def _attend(
             ).to(case.dtype)
             for kind in range(3)
         )
-        out = attention.begin(layout).attend(0, query, key, value, case.scoring)
-        assert torch.equal(out[first_row:], torch.zeros_like(out[first_row:]))
-        for (which, _), span in zip(parts, spans, strict=True):
-            results[which].append(out[span.first_row : span.first_row + span.num_rows])
+        out = step.attend(0, query, key, value, case.scoring)
+        assert torch.equal(out[len(slots) :], torch.zeros_like(out[len(slots) :]))
+        for (which, _), rows in zip(
+            parts, torch.split(out[: len(slots)], [len(r) for _, r in parts]), strict=True
+        ):
+            results[which].append(rows)
     return [torch.cat(parts) for parts in results]
 
 
@@ -192,23 +196,6 @@ def _plain(case: _Case, heads: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         scores = torch.cat([scores, sinks], dim=-1)
     weights = scores.softmax(-1)[:, :, : query.shape[1]]
     return (weights @ value).transpose(0, 1)
-
-
-def test_compiled_and_torch_attention_agree(kernels: Kernels) -> None:
-    shape = LayerShape(2, 32, 32)
-    layout = StepLayout(list(range(70)), [[0, 1]], [Span(0, 70, 0, 0)], 0, [0, 1])
-    query, key, value = torch.randn(4, 70, 32), torch.randn(2, 70, 32), torch.randn(2, 70, 32)
-    outputs = []
-    for make in (
-        lambda cache: NativeAttention(kernels, cache),
-        lambda cache: TorchAttention(cache, torch.device("cpu")),
-    ):
-        cache = KvCache(
-            {0: shape}, num_blocks=2, block_size=64, dtype=query.dtype, device=query.device
-        )
-        scoring = Scoring(0.2, 30, 5.0, torch.ones(4))
-        outputs.append(make(cache).begin(layout).attend(0, query, key, value, scoring))
-    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
