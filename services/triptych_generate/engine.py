@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
-from triptych.errors import TriptychError
+from triptych.errors import InternalError, TriptychError
 from triptych.logprobs import Logprobs, join_logprobs, pack_logprobs
 from triptych.wire import ChoiceDelta
 from triptych_generate.outcomes import Outcome, PromptScores, next_tokens, prompt_scores
@@ -30,14 +30,14 @@ class Update:
 
 @dataclass(slots=True)
 class _Running:
-    """A request in the engine: its unfinished sequences, and its prompt's scores until they leave.
+    """A request in the engine: its unfinished sequences.
 
-    ``prompt_scorer`` is the sequence that makes the scores; None when they left or are not wanted.
+    ``prompt_scorer`` is the one that makes the prompt's scores; None when they left or are not
+    wanted.
     """
 
     sequences: list[Sequence]
     prompt_scorer: Sequence | None
-    prompt_parts: list[Logprobs] = field(default_factory=list)
 
 
 #: A request's sequences to run, a request key to abort, or None to stop.
@@ -136,7 +136,9 @@ class Engine:
         """One step: what each request gained by it."""
         plan = self._scheduler.schedule()
         logits = self._runner.run(plan)
-        self._advance(plan)
+        self._scheduler.advance(plan)
+        for part in plan.slices:
+            self._unstarted.discard(part.sequence.request_key)
         updates: dict[int, Update] = {}
         for scores in prompt_scores(logits):
             self._keep_prompt_scores(scores, updates)
@@ -147,17 +149,13 @@ class Engine:
             self._close_update(key, update)
         return list(updates.values())
 
-    def _advance(self, plan: Plan) -> None:
-        for part in plan.slices:
-            part.sequence.num_computed += part.num_tokens
-            self._unstarted.discard(part.sequence.request_key)
-
     def _keep_prompt_scores(self, scores: PromptScores, updates: dict[int, Update]) -> None:
         sequence = scores.sequence
-        sequence.num_scored += len(scores.parts)
-        self._requests[sequence.request_key].prompt_parts += scores.parts
+        sequence.prompt_scores += scores.parts
         if scores.error is not None:
             _update_of(sequence, updates).error = scores.error
+        else:
+            self._scheduler.prefixes.keep_scores(sequence)
 
     def _keep_token(self, outcome: Outcome, updates: dict[int, Update]) -> None:
         sequence = outcome.sequence
@@ -192,6 +190,8 @@ class Engine:
         """Add the prompt's scores when they are complete; forget the request when it ended."""
         request = self._requests[key]
         if update.error is not None:
+            if isinstance(update.error, InternalError):
+                self._scheduler.distrust(request.sequences)
             self._drop(key)
             return
         update.prompt_logprobs = _take_prompt_logprobs(request)
@@ -218,4 +218,4 @@ def _take_prompt_logprobs(request: _Running) -> Logprobs | None:
     if sequence is None or sequence.num_scored < sequence.prompt_len:
         return None
     request.prompt_scorer = None
-    return join_logprobs([pack_logprobs([[]]), *request.prompt_parts])
+    return join_logprobs([pack_logprobs([[]]), *sequence.prompt_scores])

@@ -92,6 +92,21 @@ def _gauges(service: GenerateService) -> tuple[GaugeSource, ...]:
             "preemptions", "sequences computed again", lambda: service.occupancy().num_preemptions
         ),
         GaugeSource(
+            "prefix_cache_queries",
+            "prompt tokens looked up in the prefix cache",
+            lambda: service.occupancy().num_queried,
+        ),
+        GaugeSource(
+            "prefix_cache_hits",
+            "prompt tokens found there",
+            lambda: service.occupancy().num_hit,
+        ),
+        GaugeSource(
+            "prefix_cache_evictions",
+            "cached KV blocks given to others",
+            lambda: service.occupancy().num_evictions,
+        ),
+        GaugeSource(
             "invariant",
             "1: the start-up check found the same bits in any batch",
             lambda: float(bool(service.info().invariant)),

@@ -37,6 +37,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepLogits:
         """The logits that the plan's sequences need next."""
+        if plan.copies:
+            self._cache.copy(plan.copies)
         if plan.new_blocks:
             self._cache.clear(plan.new_blocks)
         batch = make_batch(

@@ -28,6 +28,9 @@ class GenerateSettings(PanelSettings, ModelSettings):
     kv_cache_bytes: int | None = Field(
         None, ge=2**20, description="memory for the KV cache; default: from the free memory"
     )
+    prefix_cache: bool = Field(
+        True, description="reuse the KV blocks of prompts and outputs that begin alike"
+    )
     threads: int | None = Field(
         None, ge=1, description="torch threads on the CPU; default: all cores"
     )
