@@ -20,11 +20,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Update:
-    """What one request gained in a step. After an ``error`` nothing follows."""
+    """What one request gained in a step. After an ``error`` nothing follows.
+
+    ``cached_tokens`` of the prompt were not computed; told once.
+    """
 
     request_key: int
     choices: list[ChoiceDelta] = field(default_factory=list)
     prompt_logprobs: Logprobs | None = None
+    cached_tokens: int = 0
     error: TriptychError | None = None
 
 
@@ -33,11 +37,12 @@ class _Running:
     """A request in the engine: its unfinished sequences.
 
     ``prompt_scorer`` is the one that makes the prompt's scores; None when they left or are not
-    wanted.
+    wanted. ``first`` is the first choice; None when its cached tokens were told.
     """
 
     sequences: list[Sequence]
     prompt_scorer: Sequence | None
+    first: Sequence | None
 
 
 #: A request's sequences to run, a request key to abort, or None to stop.
@@ -128,7 +133,7 @@ class Engine:
             self._drop(command)
         else:
             scorer = next((sequence for sequence in command if sequence.scores_prompt), None)
-            self._requests[command[0].request_key] = _Running(list(command), scorer)
+            self._requests[command[0].request_key] = _Running(list(command), scorer, command[0])
             for sequence in command:
                 self._scheduler.add(sequence)
 
@@ -153,19 +158,19 @@ class Engine:
         sequence = scores.sequence
         sequence.prompt_scores += scores.parts
         if scores.error is not None:
-            _update_of(sequence, updates).error = scores.error
+            self._fail(sequence, scores.error, updates)
         else:
             self._scheduler.prefixes.keep_scores(sequence)
 
     def _keep_token(self, outcome: Outcome, updates: dict[int, Update]) -> None:
         sequence = outcome.sequence
-        update = _update_of(sequence, updates)
+        if outcome.error is not None:
+            self._fail(sequence, outcome.error, updates)
         if outcome.token_id is None:
-            update.error = update.error or outcome.error
             return
         sequence.token_ids.append(outcome.token_id)
         reason, stop_id = finish_reason(sequence)
-        update.choices.append(
+        _update_of(sequence, updates).choices.append(
             ChoiceDelta(
                 index=sequence.choice_index,
                 token_ids=[outcome.token_id],
@@ -176,6 +181,13 @@ class Engine:
         )
         if reason is not None:
             self._retire(sequence)
+
+    def _fail(self, sequence: Sequence, error: TriptychError, updates: dict[int, Update]) -> None:
+        """End the request with its first error; what a faulty model computed is not shared."""
+        update = _update_of(sequence, updates)
+        update.error = update.error or error
+        if isinstance(error, InternalError):
+            self._scheduler.distrust(sequence)
 
     def _finish_scored_prompts(self, plan: Plan, updates: dict[int, Update]) -> None:
         """End sequences that are computed to their end and may not sample (``max_tokens`` 0)."""
@@ -190,11 +202,10 @@ class Engine:
         """Add the prompt's scores when they are complete; forget the request when it ended."""
         request = self._requests[key]
         if update.error is not None:
-            if isinstance(update.error, InternalError):
-                self._scheduler.distrust(request.sequences)
             self._drop(key)
             return
         update.prompt_logprobs = _take_prompt_logprobs(request)
+        update.cached_tokens = _take_cached_tokens(request)
         if not request.sequences:
             del self._requests[key]
 
@@ -219,3 +230,11 @@ def _take_prompt_logprobs(request: _Running) -> Logprobs | None:
         return None
     request.prompt_scorer = None
     return join_logprobs([pack_logprobs([[]]), *sequence.prompt_scores])
+
+
+def _take_cached_tokens(request: _Running) -> int:
+    """How much of the prompt the first choice found in the prefix cache, once."""
+    sequence, request.first = request.first, None
+    if sequence is None or sequence.num_cached is None:
+        return 0
+    return min(sequence.num_cached, sequence.prompt_len)

@@ -92,7 +92,7 @@ class PrefixCache:
             sequence.prompt_scores += scores[len(sequence.prompt_scores) :]
             sequence.num_scores_kept = max(sequence.num_scores_kept, len(hit.scores))
         if self._is_on and sequence.num_cached is None:
-            sequence.num_cached = hit.num_tokens
+            sequence.num_cached = len(hit.shared) * self._pool.block_size
             self.num_queried += len(sequence.token_ids)
             self.num_hit += hit.num_tokens
         for key in _unpublished_keys(sequence):

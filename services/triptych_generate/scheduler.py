@@ -1,7 +1,6 @@
 """Which sequences run in a step, with how many tokens each, and who gives its blocks back."""
 
 from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -117,10 +116,9 @@ class Scheduler:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self._release(sequence)
 
-    def distrust(self, sequences: Iterable[Sequence]) -> None:
-        """Let nobody share what ``sequences`` computed: it may hold NaN."""
-        for sequence in sequences:
-            self.pool.forget(sequence.block_ids)
+    def distrust(self, sequence: Sequence) -> None:
+        """Let nobody share what ``sequence`` computed: it may hold NaN."""
+        self.pool.forget(sequence.block_ids)
 
     def schedule(self) -> Plan:
         """The next step. Empty only when nothing runs or waits."""

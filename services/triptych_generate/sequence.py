@@ -29,7 +29,7 @@ class Sequence:
         tail_key: the name of the tokens behind them, until that block is published.
         num_published: leading whole blocks that others can find.
         num_scores_kept: leading blocks whose prompt scores are kept for others.
-        num_cached: tokens that were there when the sequence first began; None before
+        num_cached: tokens of the blocks that the sequence shared when it first began; None before
             that, and without a prefix cache.
         num_expected: tokens that were cached when the sequence began to wait; 0 once it runs.
         num_overtaken: how many sequences began while this one waited for blocks.

@@ -73,8 +73,8 @@ def test_hit_is_the_longest_known_whole_prefix(
         is_whole = num_known == len(whole) and (salt, tuple(prompt)) in known
         expected = len(prompt) if is_whole else num_known * _BLOCK
         (sequence,) = runs.make(prompt, num_output=num_output, salt=salt)
-        runs.run([sequence])
-        assert sequence.num_cached == min(expected, len(prompt) - 1)
+        num_computed = runs.run([sequence])
+        assert num_computed == len(sequence.token_ids) - 1 - min(expected, len(prompt) - 1)
         known.add((salt, tuple(prompt)))
         computed = sequence.token_ids[:-1]
         known |= {(salt, tuple(computed[:end])) for end in range(_BLOCK, len(computed) + 1, _BLOCK)}
@@ -133,7 +133,7 @@ def test_distrusted_blocks_are_computed_again() -> None:
     (sequence,) = runs.make(list(range(20)), num_output=2)
     runs.scheduler.add(sequence)
     step(runs.scheduler, runs.kv)
-    runs.scheduler.distrust([sequence])
+    runs.scheduler.distrust(sequence)
     runs.scheduler.remove(sequence)
     assert runs.run(runs.make(list(range(20)))) == 20
 

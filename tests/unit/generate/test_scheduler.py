@@ -118,7 +118,7 @@ class TightMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject, is_bad: bool) -> None:
         sequence = data.draw(st.sampled_from(self.live))
         if is_bad:
-            self.scheduler.distrust([sequence])
+            self.scheduler.distrust(sequence)
         self.scheduler.remove(sequence)
         self.live.remove(sequence)
 
