@@ -265,6 +265,8 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence, step: _Step) -> None:
+        # A block that it got in this very step may become the target of a copy.
+        step.new_blocks = [one for one in step.new_blocks if one not in sequence.block_ids]
         self.running.remove(sequence)
         self._release(sequence)
         self._wait(sequence)

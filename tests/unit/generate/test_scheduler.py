@@ -19,8 +19,12 @@ _NUM_BLOCKS = 8
 _CAPACITY = _NUM_BLOCKS * _BLOCK
 _BUDGET = 6
 _MAX_RUNNING = 4
-#: Beginnings that prompts have in common, or not.
-_TEXTS = ([1] * _CAPACITY, [1] * 10 + [2] * _CAPACITY, list(range(_CAPACITY)))
+#: Texts that begin alike, or not.
+_TEXTS = {
+    "ones": [1] * _CAPACITY,
+    "ones, then twos": [1] * 10 + [2] * _CAPACITY,
+    "rising": list(range(_CAPACITY)),
+}
 _STATEFUL = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
@@ -83,7 +87,7 @@ class TightMachine(RuleBasedStateMachine):
         self.num_made = 0
 
     @rule(
-        text=st.sampled_from(_TEXTS),
+        text=st.sampled_from(sorted(_TEXTS)),
         prompt_len=st.integers(1, _CAPACITY - 1),
         num_output=st.integers(0, 20),
         priority=st.integers(-1, 1),
@@ -92,7 +96,7 @@ class TightMachine(RuleBasedStateMachine):
     )
     def submit(
         self,
-        text: list[int],
+        text: str,
         prompt_len: int,
         num_output: int,
         priority: int,
@@ -105,7 +109,7 @@ class TightMachine(RuleBasedStateMachine):
                 prompt_len,
                 min(prompt_len + num_output, _CAPACITY),
                 priority,
-                text=text,
+                text=_TEXTS[text],
                 salt=salt,
                 choice_index=choice_index,
             )
@@ -311,6 +315,20 @@ def test_higher_priority_takes_the_blocks_and_the_place_of_a_lower_one() -> None
         assert 1 in _planned(step(scheduler, kv)[0])
         assert _run_all(scheduler, kv) == [1, 0]
         assert scheduler.num_preemptions == 1
+
+
+def test_copy_goes_to_a_block_that_a_displaced_sequence_got_in_the_same_step() -> None:
+    scheduler = _scheduler(num_blocks=3, max_num_sequences=1)
+    kv = FakeKv(scheduler.pool)
+    scheduler.add(_sequence(0, 4, 5, text=_TEXTS["ones"]))
+    _run_all(scheduler, kv)
+    scheduler.add(_sequence(1, 4, 8, priority=1))
+    step(scheduler, kv)
+    scheduler.add(_sequence(2, 4, 5, text=_TEXTS["ones"]))
+    plan, _ = step(scheduler, kv)
+    assert [part.sequence.request_key for part in plan.slices] == [2]
+    assert [target for _, target in plan.copies] == [2]
+    assert not plan.new_blocks
 
 
 def test_request_that_lacks_blocks_is_overtaken_a_bounded_number_of_times() -> None:
