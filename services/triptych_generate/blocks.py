@@ -54,8 +54,9 @@ class BlockPool:
         """
         if num_blocks > self.num_free:
             raise OutOfBlocksError
-        if num_blocks > self._unused.num_free:
-            self._evict(num_blocks - self._unused.num_free)
+        for _ in range(num_blocks - self._unused.num_free):
+            self._unused.add(self.cached.evict())
+            self.num_evictions += 1
         taken = self._unused.take(num_blocks, after)
         for block in taken:
             self._num_users[block] = 1
@@ -91,9 +92,3 @@ class BlockPool:
             self.cached.rest(block)
         else:
             self._unused.add(block)
-
-    def _evict(self, num_blocks: int) -> None:
-        """Free ``num_blocks`` idle ones, and some more, so that neighbours become free together."""
-        for _ in range(min(num_blocks + self.num_blocks // 32, self.cached.num_idle)):
-            self._unused.add(self.cached.evict())
-            self.num_evictions += 1

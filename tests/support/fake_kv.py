@@ -1,9 +1,10 @@
-"""KV memory that remembers, per cell, which tokens led to it: it shows every wrong sharing."""
+"""KV memory and scores that tell which tokens led to them: they show every wrong sharing."""
 
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 
+from triptych.logprobs import Logprobs, pack_logprobs
 from triptych_generate.blocks import BlockPool
 from triptych_generate.scheduler import Plan, Scheduler
 from triptych_generate.sequence import Sequence
@@ -54,7 +55,13 @@ def step(scheduler: Scheduler, kv: FakeKv) -> tuple[Plan, list[Sequence]]:
     plan = scheduler.schedule()
     scheduler.check()
     kv.run(plan, scheduler.running)
+    scored = {
+        part.sequence: part.sequence.prompt_positions_to_score(part.num_tokens)
+        for part in plan.slices
+    }
     scheduler.advance(plan)
+    for sequence, positions in scored.items():
+        _score_prompt(scheduler, sequence, positions)
     finished: list[Sequence] = []
     for part in plan.slices:
         sequence = part.sequence
@@ -66,6 +73,26 @@ def step(scheduler: Scheduler, kv: FakeKv) -> tuple[Plan, list[Sequence]]:
                 scheduler.remove(sequence)
     scheduler.check()
     return plan, finished
+
+
+def _score_prompt(scheduler: Scheduler, sequence: Sequence, positions: range) -> None:
+    """Score as the engine does; all scores, those from the cache too, must be the position's."""
+    if not sequence.scores_prompt:
+        return
+    sequence.prompt_scores += [_score(sequence, position) for position in positions]
+    scheduler.prefixes.keep_scores(sequence)
+    known = range(1, sequence.num_scored)
+    assert sequence.prompt_scores == [_score(sequence, position) for position in known]
+    if sequence.num_computed >= sequence.prompt_len:
+        assert sequence.num_scored == sequence.prompt_len
+
+
+def _score(sequence: Sequence, position: int) -> Logprobs:
+    """Made up from all ids up to ``position``; lower ids have the better ranks."""
+    own, num_best = sequence.token_ids[position], sequence.params.prompt_logprobs or 0
+    value = -float(sum(sequence.token_ids[: position + 1]) % 97)
+    best = [token_id for token_id in range(num_best) if token_id != own]
+    return pack_logprobs([[(token_id, value, token_id + 1) for token_id in (own, *best)]])
 
 
 def _expected(sequence: Sequence, position: int) -> _Cell:

@@ -11,6 +11,7 @@ from support.fake_kv import FakeKv, step
 from triptych.errors import ContextLengthError
 from triptych.wire import SamplingParams
 from triptych_generate.blocks import BlockPool
+from triptych_generate.kept_scores import MAX_KEPT_BEST
 from triptych_generate.scheduler import MAX_OVERTAKEN, Plan, Scheduler
 from triptych_generate.sequence import Sequence
 
@@ -37,6 +38,7 @@ def _sequence(
     text: list[int] | None = None,
     salt: str | None = None,
     choice_index: int = 0,
+    prompt_logprobs: int | None = None,
 ) -> Sequence:
     """Without ``text`` no two prompts begin alike."""
     ids = list(range(1000 * key, 1000 * key + prompt_len)) if text is None else text[:prompt_len]
@@ -46,10 +48,11 @@ def _sequence(
         token_ids=ids,
         prompt_len=prompt_len,
         max_len=max_len,
-        params=SamplingParams(),
+        params=SamplingParams(prompt_logprobs=prompt_logprobs),
         seed=0,
         priority=priority,
         cache_salt=salt,
+        scores_prompt=prompt_logprobs is not None,
     )
 
 
@@ -93,6 +96,7 @@ class TightMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         salt=st.sampled_from([None, "", "other"]),
         n=st.integers(1, 3),
+        prompt_logprobs=st.sampled_from([None, 0, 2, MAX_KEPT_BEST + 1]),
     )
     def submit(
         self,
@@ -102,6 +106,7 @@ class TightMachine(RuleBasedStateMachine):
         priority: int,
         salt: str | None,
         n: int,
+        prompt_logprobs: int | None,
     ) -> None:
         for choice_index in range(n):
             sequence = _sequence(
@@ -112,6 +117,7 @@ class TightMachine(RuleBasedStateMachine):
                 text=_TEXTS[text],
                 salt=salt,
                 choice_index=choice_index,
+                prompt_logprobs=prompt_logprobs if choice_index == 0 else None,
             )
             self.scheduler.add(sequence)
             self.live.append(sequence)
