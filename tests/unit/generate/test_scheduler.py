@@ -357,3 +357,17 @@ def test_last_in_order_gives_its_blocks_back_and_finishes_later() -> None:
     scheduler.add(_sequence(1, 4, 16))
     assert _run_all(scheduler) == [0, 1]
     assert scheduler.num_preemptions > 0
+
+
+def test_nobody_begins_in_a_step_that_took_blocks_away() -> None:
+    scheduler = _scheduler(num_blocks=4, max_step_tokens=16)
+    kv = FakeKv(scheduler.pool)
+    for key in (0, 1):
+        scheduler.add(_sequence(key, 7, 12))
+    for _ in range(2):
+        step(scheduler, kv)
+    scheduler.add(_sequence(2, 1, 2))
+    assert _planned(step(scheduler, kv)[0]) == {0: 1}
+    assert scheduler.num_preemptions == 1
+    assert scheduler.pool.num_free == 1
+    assert sorted(_run_all(scheduler, kv)) == [0, 1, 2]
