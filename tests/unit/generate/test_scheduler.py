@@ -360,7 +360,7 @@ def test_last_in_order_gives_its_blocks_back_and_finishes_later() -> None:
 
 
 def test_nobody_begins_in_a_step_that_took_blocks_away() -> None:
-    scheduler = _scheduler(num_blocks=4, max_step_tokens=16)
+    scheduler = Scheduler(BlockPool(4, _BLOCK), max_step_tokens=16, max_num_sequences=4)
     kv = FakeKv(scheduler.pool)
     for key in (0, 1):
         scheduler.add(_sequence(key, 7, 12))
