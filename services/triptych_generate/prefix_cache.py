@@ -173,7 +173,8 @@ def _last_key(sequence: Sequence) -> bytes:
     if sequence.block_keys:
         return sequence.block_keys[-1]
     salt = sequence.cache_salt
-    return hashlib.sha256(b"" if salt is None else b"salt:" + salt.encode()).digest()
+    root = b"" if salt is None else b"salt:" + salt.encode(errors="surrogatepass")
+    return hashlib.sha256(root).digest()
 
 
 def _key_of(parent: bytes, token_ids: list[int]) -> bytes:
