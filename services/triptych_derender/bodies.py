@@ -185,7 +185,9 @@ def _chunk_body(
 
 
 def _as_usage(sent: SentUsage | None) -> Usage | None:
-    return None if sent is None else count_usage(sent.prompt_tokens, sent.completion_tokens)
+    if sent is None:
+        return None
+    return count_usage(sent.prompt_tokens, sent.completion_tokens, sent.cached_tokens)
 
 
 def _show_all(endpoint: Endpoint, model: str) -> ReplySpec:

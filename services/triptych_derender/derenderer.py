@@ -106,7 +106,11 @@ class Derenderer:
             state, prompt = self._whole_prompt(spec, answer)
             prompts.append(prompt)
             num_tokens += state.num_tokens()
-        usage = count_usage(sum(answer.prompt_tokens for answer in answers), num_tokens)
+        usage = count_usage(
+            sum(answer.prompt_tokens for answer in answers),
+            num_tokens,
+            sum(answer.cached_tokens for answer in answers),
+        )
         return body.whole(prompts, num_choices=num_choices, usage=usage)
 
     def open(
@@ -162,7 +166,8 @@ class Derenderer:
             state, updates = advance_prompt(state, delta, rules)
         if usage is not None:
             num_output = state.num_tokens() if state.is_cut() else usage.completion_tokens
-            usage = count_usage(prompt_tokens, num_output)
+            cached = (usage.prompt_tokens_details or {}).get("cached_tokens", 0)
+            usage = count_usage(prompt_tokens, num_output, cached)
         facts = PromptFacts(prompt_token_ids, delta.prompt_logprobs)
         return body.stateless_chunk(updates, facts, usage), encode_state(state)
 

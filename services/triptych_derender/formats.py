@@ -20,6 +20,7 @@ class StreamUsage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
+    prompt_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,12 @@ class ReplyContext:
 
 
 def stream_usage(usage: Usage | None) -> StreamUsage | msgspec.UnsetType:
-    """Usage without details; an absent one leaves the field out."""
+    """Usage without empty details; an absent one leaves the field out."""
     if usage is None:
         return msgspec.UNSET
     return StreamUsage(
         prompt_tokens=usage.prompt_tokens,
         total_tokens=usage.total_tokens,
         completion_tokens=usage.completion_tokens,
+        prompt_tokens_details=usage.prompt_tokens_details or msgspec.UNSET,
     )

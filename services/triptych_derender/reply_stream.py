@@ -26,6 +26,7 @@ class ReplyStream:
             for ids in prompts
         ]
         self._num_open = len(prompts)
+        self._num_cached = 0
 
     def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed:
         """The chunks that ``delta`` of one prompt gives; nothing for choices that are done.
@@ -34,6 +35,7 @@ class ReplyStream:
             InvalidRequestError: no such prompt or choice, or logprobs that do not fit the ids.
         """
         self._check(prompt_index, delta)
+        self._num_cached += delta.cached_tokens
         before = self._states[prompt_index]
         after, updates = advance_prompt(before, delta, self._rules[prompt_index])
         self._states[prompt_index] = after
@@ -61,6 +63,7 @@ class ReplyStream:
         return count_usage(
             sum(len(ids) for ids in self._prompts),
             sum(state.num_tokens() for state in self._states),
+            self._num_cached,
         )
 
     def _check(self, prompt_index: int, delta: GenerateDelta) -> None:

@@ -119,6 +119,7 @@ def _answer(flow: Flow, index: int, deltas: list[GenerateDelta]) -> Generated:
         prompt_logprobs=prompt_logprobs,
         prompt_token_ids=request.token_ids,
         logprobs_mode=request.sampling_params.logprobs_mode,
+        cached_tokens=sum(delta.cached_tokens for delta in deltas),
     )
 
 

@@ -38,6 +38,7 @@ def engine_options(settings: GenerateSettings) -> EngineOptions:
         dtype=settings.dtype,
         max_model_len=settings.max_model_len,
         kv_cache_bytes=settings.kv_cache_bytes,
+        prefix_cache=settings.prefix_cache,
         max_step_tokens=settings.max_step_tokens,
         max_num_sequences=settings.max_num_sequences,
         max_waiting=settings.max_waiting,

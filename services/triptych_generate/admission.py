@@ -32,6 +32,7 @@ def make_sequences(
             seed=seed,
             eos_token_ids=eos_token_ids,
             priority=request.priority,
+            cache_salt=request.cache_salt,
             scores_prompt=params.prompt_logprobs is not None and choice_index == 0,
         )
         for choice_index in range(params.n)

@@ -1,8 +1,11 @@
-"""The KV block pool: which blocks are free and who owns the others."""
+"""The KV block pool: which blocks are free, how many sequences use the others, what is cached."""
 
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain
+
+from triptych_generate.cached_blocks import CachedBlocks
+from triptych_generate.free_runs import FreeRuns
 
 
 class OutOfBlocksError(Exception):
@@ -10,11 +13,10 @@ class OutOfBlocksError(Exception):
 
 
 class BlockPool:
-    """Blocks ``0 … num_blocks - 1``, each free or owned by one sequence.
+    """Blocks ``0 … num_blocks - 1``: in use, idle (cached, used by nobody), or free.
 
     None is set aside for padding: the cache has one more block, which padding rows may store to.
-    Free blocks are kept as runs. A sequence gets neighbouring blocks where it can, and room to
-    grow behind them, because attention takes a run of blocks in one product.
+    Idle blocks count as free: they are evicted, longest idle first, when blocks are taken.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -22,9 +24,15 @@ class BlockPool:
             raise ValueError(f"a pool of {num_blocks} blocks of {block_size} tokens holds nothing")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_free = num_blocks
-        self._starts = [0]
-        self._lengths = [num_blocks]
+        self.cached = CachedBlocks()
+        self.num_evictions = 0
+        self._unused = FreeRuns(num_blocks)
+        self._num_users = [0] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody uses."""
+        return self._unused.num_free + self.cached.num_idle
 
     @property
     def capacity_tokens(self) -> int:
@@ -34,6 +42,10 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def num_free_beside(self, block_ids: Iterable[int]) -> int:
+        """Free blocks once ``block_ids``, all cached, are in use."""
+        return self.num_free - sum(map(self.cached.is_idle, block_ids))
+
     def take(self, num_blocks: int, *, after: int | None = None) -> list[int]:
         """``num_blocks`` free blocks, now the caller's; behind ``after`` if those are free.
 
@@ -42,61 +54,41 @@ class BlockPool:
         """
         if num_blocks > self.num_free:
             raise OutOfBlocksError
-        taken: list[int] = []
-        last = after
-        while len(taken) < num_blocks:
-            taken += self._take_run(num_blocks - len(taken), last)
-            last = taken[-1]
+        for _ in range(num_blocks - self._unused.num_free):
+            self._unused.add(self.cached.evict())
+            self.num_evictions += 1
+        taken = self._unused.take(num_blocks, after)
+        for block in taken:
+            self._num_users[block] = 1
         return taken
 
-    def give_back(self, block_ids: Iterable[int]) -> None:
-        """Free blocks that one ``take`` or several gave."""
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Use cached blocks, besides those who use them already."""
         for block in block_ids:
-            self._free_one(block)
+            self.cached.wake(block)
+            self._num_users[block] += 1
 
-    def check(self, owned: Iterable[Sequence[int]]) -> None:
-        """Assert that free and ``owned`` blocks together are each usable block exactly once."""
-        runs = list(zip(self._starts, self._lengths, strict=True))
-        free = [block for start, length in runs for block in range(start, start + length)]
-        blocks = sorted([*free, *(block for table in owned for block in table)])
-        assert blocks == list(range(self.num_blocks)), "a KV block is lost or owned twice"
-        assert len(free) == self.num_free
-        for (start, length), (following, _) in pairwise(runs):
-            assert start + length < following, "free runs overlap or touch"
+    def give_back(self, block_ids: Sequence[int]) -> None:
+        """End one use of each block. Those of a sequence's start are evicted after the others."""
+        for block in reversed(block_ids):
+            self._num_users[block] -= 1
+            if not self._num_users[block]:
+                self._leave(block)
 
-    def _take_run(self, most: int, after: int | None) -> list[int]:
-        """1 to ``most`` neighbouring blocks: behind ``after``, else from the longest free run.
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Let nobody find these blocks any more."""
+        for block in block_ids:
+            self.cached.remove(block)
 
-        A run that follows an owned block is cut in its middle, so that both can grow.
-        """
-        behind = -1 if after is None else after + 1
-        index = bisect_left(self._starts, behind)
-        is_behind = self._starts[index : index + 1] == [behind]
-        if not is_behind:
-            index = max(range(len(self._lengths)), key=self._lengths.__getitem__)
-        start, length = self._starts[index], self._lengths[index]
-        count = min(most, length)
-        first = start if is_behind or start == 0 else start + (length - count) // 2
-        pieces = [(start, first - start), (first + count, start + length - first - count)]
-        kept = [piece for piece in pieces if piece[1]]
-        self._starts[index : index + 1] = [piece[0] for piece in kept]
-        self._lengths[index : index + 1] = [piece[1] for piece in kept]
-        self.num_free -= count
-        return list(range(first, first + count))
+    def check(self, used: Iterable[Sequence[int]]) -> None:
+        """Assert that each block is free, idle, or in use as often as ``used`` tables hold it."""
+        num_users = Counter(chain.from_iterable(used))
+        assert dict(num_users) == {b: n for b, n in enumerate(self._num_users) if n}
+        blocks = sorted([*self._unused.check(), *self.cached.check(), *num_users])
+        assert blocks == list(range(self.num_blocks)), "a KV block is lost or has two states"
 
-    def _free_one(self, block: int) -> None:
-        index = bisect_left(self._starts, block)
-        joins_next = self._starts[index : index + 1] == [block + 1]
-        joins_last = index > 0 and self._starts[index - 1] + self._lengths[index - 1] == block
-        self.num_free += 1
-        if joins_last:
-            self._lengths[index - 1] += 1
-            if joins_next:
-                self._lengths[index - 1] += self._lengths[index]
-                del self._starts[index], self._lengths[index]
-        elif joins_next:
-            self._starts[index] = block
-            self._lengths[index] += 1
+    def _leave(self, block: int) -> None:
+        if block in self.cached:
+            self.cached.rest(block)
         else:
-            self._starts.insert(index, block)
-            self._lengths.insert(index, 1)
+            self._unused.add(block)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
-from triptych.errors import TriptychError
+from triptych.errors import InternalError, TriptychError
 from triptych.logprobs import Logprobs, join_logprobs, pack_logprobs
 from triptych.wire import ChoiceDelta
 from triptych_generate.outcomes import Outcome, PromptScores, next_tokens, prompt_scores
@@ -20,24 +20,29 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Update:
-    """What one request gained in a step. After an ``error`` nothing follows."""
+    """What one request gained in a step. After an ``error`` nothing follows.
+
+    ``cached_tokens`` of the prompt were not computed; told once.
+    """
 
     request_key: int
     choices: list[ChoiceDelta] = field(default_factory=list)
     prompt_logprobs: Logprobs | None = None
+    cached_tokens: int = 0
     error: TriptychError | None = None
 
 
 @dataclass(slots=True)
 class _Running:
-    """A request in the engine: its unfinished sequences, and its prompt's scores until they leave.
+    """A request in the engine: its unfinished sequences.
 
-    ``prompt_scorer`` is the sequence that makes the scores; None when they left or are not wanted.
+    ``prompt_scorer`` is the one that makes the prompt's scores; None when they left or are not
+    wanted. ``first`` is the first choice; None when its cached tokens were told.
     """
 
     sequences: list[Sequence]
     prompt_scorer: Sequence | None
-    prompt_parts: list[Logprobs] = field(default_factory=list)
+    first: Sequence | None
 
 
 #: A request's sequences to run, a request key to abort, or None to stop.
@@ -128,7 +133,7 @@ class Engine:
             self._drop(command)
         else:
             scorer = next((sequence for sequence in command if sequence.scores_prompt), None)
-            self._requests[command[0].request_key] = _Running(list(command), scorer)
+            self._requests[command[0].request_key] = _Running(list(command), scorer, command[0])
             for sequence in command:
                 self._scheduler.add(sequence)
 
@@ -136,7 +141,9 @@ class Engine:
         """One step: what each request gained by it."""
         plan = self._scheduler.schedule()
         logits = self._runner.run(plan)
-        self._advance(plan)
+        self._scheduler.advance(plan)
+        for part in plan.slices:
+            self._unstarted.discard(part.sequence.request_key)
         updates: dict[int, Update] = {}
         for scores in prompt_scores(logits):
             self._keep_prompt_scores(scores, updates)
@@ -147,27 +154,23 @@ class Engine:
             self._close_update(key, update)
         return list(updates.values())
 
-    def _advance(self, plan: Plan) -> None:
-        for part in plan.slices:
-            part.sequence.num_computed += part.num_tokens
-            self._unstarted.discard(part.sequence.request_key)
-
     def _keep_prompt_scores(self, scores: PromptScores, updates: dict[int, Update]) -> None:
         sequence = scores.sequence
-        sequence.num_scored += len(scores.parts)
-        self._requests[sequence.request_key].prompt_parts += scores.parts
+        sequence.prompt_scores += scores.parts
         if scores.error is not None:
-            _update_of(sequence, updates).error = scores.error
+            self._fail(sequence, scores.error, updates)
+        else:
+            self._scheduler.prefixes.keep_scores(sequence)
 
     def _keep_token(self, outcome: Outcome, updates: dict[int, Update]) -> None:
         sequence = outcome.sequence
-        update = _update_of(sequence, updates)
+        if outcome.error is not None:
+            self._fail(sequence, outcome.error, updates)
         if outcome.token_id is None:
-            update.error = update.error or outcome.error
             return
         sequence.token_ids.append(outcome.token_id)
         reason, stop_id = finish_reason(sequence)
-        update.choices.append(
+        _update_of(sequence, updates).choices.append(
             ChoiceDelta(
                 index=sequence.choice_index,
                 token_ids=[outcome.token_id],
@@ -178,6 +181,13 @@ class Engine:
         )
         if reason is not None:
             self._retire(sequence)
+
+    def _fail(self, sequence: Sequence, error: TriptychError, updates: dict[int, Update]) -> None:
+        """End the request with its first error; what a faulty model computed is not shared."""
+        update = _update_of(sequence, updates)
+        update.error = update.error or error
+        if isinstance(error, InternalError):
+            self._scheduler.distrust(sequence)
 
     def _finish_scored_prompts(self, plan: Plan, updates: dict[int, Update]) -> None:
         """End sequences that are computed to their end and may not sample (``max_tokens`` 0)."""
@@ -195,6 +205,7 @@ class Engine:
             self._drop(key)
             return
         update.prompt_logprobs = _take_prompt_logprobs(request)
+        update.cached_tokens = _take_cached_tokens(request)
         if not request.sequences:
             del self._requests[key]
 
@@ -218,4 +229,12 @@ def _take_prompt_logprobs(request: _Running) -> Logprobs | None:
     if sequence is None or sequence.num_scored < sequence.prompt_len:
         return None
     request.prompt_scorer = None
-    return join_logprobs([pack_logprobs([[]]), *request.prompt_parts])
+    return join_logprobs([pack_logprobs([[]]), *sequence.prompt_scores])
+
+
+def _take_cached_tokens(request: _Running) -> int:
+    """How much of the prompt the first choice found in the prefix cache, once."""
+    sequence, request.first = request.first, None
+    if sequence is None or sequence.num_cached is None:
+        return 0
+    return min(sequence.num_cached, sequence.prompt_len)

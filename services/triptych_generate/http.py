@@ -92,6 +92,21 @@ def _gauges(service: GenerateService) -> tuple[GaugeSource, ...]:
             "preemptions", "sequences computed again", lambda: service.occupancy().num_preemptions
         ),
         GaugeSource(
+            "prefix_cache_queries",
+            "prompt tokens looked up in the prefix cache",
+            lambda: service.occupancy().num_queried,
+        ),
+        GaugeSource(
+            "prefix_cache_hits",
+            "prompt tokens found there",
+            lambda: service.occupancy().num_hit,
+        ),
+        GaugeSource(
+            "prefix_cache_evictions",
+            "cached KV blocks given to others",
+            lambda: service.occupancy().num_evictions,
+        ),
+        GaugeSource(
             "invariant",
             "1: the start-up check found the same bits in any batch",
             lambda: float(bool(service.info().invariant)),
@@ -104,7 +119,8 @@ async def collect(
 ) -> Generated:
     """The whole answer of one request."""
     async with contextlib.aclosing(deltas):
-        choices, prompt_logprobs = join_deltas([delta async for delta in deltas])
+        given = [delta async for delta in deltas]
+    choices, prompt_logprobs = join_deltas(given)
     return Generated(
         request_id=request.request_id or "",
         model=model,
@@ -114,6 +130,7 @@ async def collect(
         prompt_logprobs=prompt_logprobs,
         prompt_token_ids=request.token_ids if request.return_token_ids else None,
         logprobs_mode=request.sampling_params.logprobs_mode,
+        cached_tokens=sum(delta.cached_tokens for delta in given),
     )
 
 
@@ -122,20 +139,22 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     options = request.stream_options or StreamOptions()
     prompt_token_ids = request.token_ids if request.return_token_ids else None
-    num_prompt, num_output = len(request.token_ids) - request.resume_from, 0
+    num_prompt, num_output, num_cached = len(request.token_ids) - request.resume_from, 0, 0
     start = time.perf_counter()
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
             if num_output == 0:
                 note(http, first_token_ms=round((time.perf_counter() - start) * 1000, 1))
             num_output += sum(len(choice.token_ids) for choice in delta.choices)
+            num_cached += delta.cached_tokens
             note(http, output_tokens=num_output)
             running: Usage | None = None
             if options.include_usage and options.continuous_usage_stats:
-                running = count_usage(num_prompt, num_output)
+                running = count_usage(num_prompt, num_output, num_cached)
             yield sse.frame([encode_generate_chunk(delta, running, prompt_token_ids)])
             prompt_token_ids = None
     if options.include_usage:
         last = GenerateDelta(request_id=request.request_id or "", choices=[])
-        yield sse.frame([encode_generate_chunk(last, count_usage(num_prompt, num_output), None)])
+        usage = count_usage(num_prompt, num_output, num_cached)
+        yield sse.frame([encode_generate_chunk(last, usage, None)])
     yield sse.DONE

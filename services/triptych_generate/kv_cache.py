@@ -58,6 +58,13 @@ class KvCache:
             for pool in pools.values():
                 pool[block_ids] = 0
 
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks, each from the first of a pair to the second, all read before."""
+        sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+        for pools in (self.keys, self.values):
+            for pool in pools.values():
+                pool[targets] = pool[sources]
+
     def write(
         self, layer: int, *, key: Tensor, value: Tensor, blocks: Tensor, offsets: Tensor
     ) -> None:

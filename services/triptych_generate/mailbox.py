@@ -39,6 +39,7 @@ class Mailbox:
                 request_id=self._request_id,
                 choices=update.choices,
                 prompt_logprobs=update.prompt_logprobs,
+                cached_tokens=update.cached_tokens,
             )
         )
         self._news.set()
@@ -79,5 +80,8 @@ class Mailbox:
             return pending[0]
         choices, prompt_logprobs = join_deltas(pending)
         return GenerateDelta(
-            request_id=self._request_id, choices=choices, prompt_logprobs=prompt_logprobs
+            request_id=self._request_id,
+            choices=choices,
+            prompt_logprobs=prompt_logprobs,
+            cached_tokens=sum(delta.cached_tokens for delta in pending),
         )

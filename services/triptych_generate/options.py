@@ -21,6 +21,7 @@ class EngineOptions:
         max_model_len: tokens of prompt and output together; None: what model and KV blocks allow.
         block_size: tokens in a KV block. Results depend on it in their last bits.
         kv_cache_bytes: size of all KV blocks together; None: a part of the free memory.
+        prefix_cache: keep the KV blocks of finished sequences for requests that begin alike.
         max_step_tokens: token budget of a step, decodes and prefill chunks together.
         max_num_sequences: sequences that run at once.
         max_waiting: requests that may wait; the next one is refused as overload.
@@ -37,6 +38,7 @@ class EngineOptions:
     max_model_len: int | None = None
     block_size: int = 64
     kv_cache_bytes: int | None = None
+    prefix_cache: bool = True
     max_step_tokens: int = 256
     max_num_sequences: int = 64
     max_waiting: int = 1024

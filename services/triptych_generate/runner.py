@@ -56,6 +56,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepLogits:
         """The logits that the plan's sequences need next."""
+        if plan.copies:
+            self._cache.copy(plan.copies)
         if plan.new_blocks and self._steps.reads_whole_blocks:
             self._cache.clear(plan.new_blocks)
         layout = lay_out(plan.slices, self._cache.block_size)

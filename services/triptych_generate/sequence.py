@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from triptych.logprobs import Logprobs
 from triptych.wire import FinishReason, SamplingParams
 
 
@@ -20,8 +21,18 @@ class Sequence:
         seed: with the choice index and the output position it fixes every draw.
         eos_token_ids: end the sequence unless the request ignores them.
         scores_prompt: prompt logprobs are wanted of this sequence.
+        cache_salt: cached prefixes are shared only under the same salt.
+        order: lower runs first: priority, then arrival, then choice.
         num_computed: leading tokens whose keys and values are in ``block_ids``.
-        num_scored: leading tokens whose prompt logprobs are made (the first has none).
+        prompt_scores: one position each, of the prompt's tokens from the second on.
+        block_keys: names of the leading whole blocks (see ``prefix_cache``).
+        tail_key: the name of the tokens behind them, until that block is published.
+        num_published: leading whole blocks that others can find.
+        num_scores_kept: leading blocks whose prompt scores are kept for others.
+        num_cached: tokens of the blocks that the sequence shared when it first began; None before
+            that, and without a prefix cache.
+        num_expected: tokens that were cached when the sequence began to wait; 0 once it runs.
+        num_overtaken: how many sequences began while this one waited for blocks.
     """
 
     request_key: int
@@ -34,14 +45,26 @@ class Sequence:
     eos_token_ids: frozenset[int] = frozenset()
     priority: int = 0
     scores_prompt: bool = False
+    cache_salt: str | None = None
+    order: tuple[int, int, int] = field(init=False)
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
-    num_scored: int = 1
+    prompt_scores: list[Logprobs] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)
+    tail_key: bytes | None = None
+    num_published: int = 0
+    num_scores_kept: int = 0
+    num_cached: int | None = None
+    num_expected: int = 0
+    num_overtaken: int = 0
+
+    def __post_init__(self) -> None:
+        self.order = (self.priority, self.request_key, self.choice_index)
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """Lower runs first: priority, then arrival, then choice."""
-        return (self.priority, self.request_key, self.choice_index)
+    def num_scored(self) -> int:
+        """Leading tokens whose prompt logprobs are made (the first has none)."""
+        return len(self.prompt_scores) + 1
 
     @property
     def num_output(self) -> int:

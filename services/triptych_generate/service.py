@@ -31,13 +31,19 @@ _STOP_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Requests that wait, sequences that run, KV blocks, and preemptions since the start."""
+    """Requests that wait, sequences that run, KV blocks, and counts since the start.
+
+    ``num_queried`` prompt tokens were looked up in the prefix cache, ``num_hit`` of them found.
+    """
 
     num_waiting: int
     num_running: int
     num_free_blocks: int
     num_blocks: int
     num_preemptions: int
+    num_queried: int
+    num_hit: int
+    num_evictions: int
 
     @property
     def is_idle(self) -> bool:
@@ -104,6 +110,9 @@ class GenerateService:
             num_free_blocks=scheduler.pool.num_free,
             num_blocks=scheduler.pool.num_blocks,
             num_preemptions=scheduler.num_preemptions,
+            num_queried=scheduler.prefixes.num_queried,
+            num_hit=scheduler.prefixes.num_hit,
+            num_evictions=scheduler.pool.num_evictions,
         )
 
     def info(self) -> ModelInfo:

@@ -31,6 +31,9 @@ class GenerateSettings(PanelSettings, ModelSettings):
     cuda_graphs: bool = Field(
         True, description="on CUDA: record steps that only decode once per size, and replay them"
     )
+    prefix_cache: bool = Field(
+        True, description="reuse the KV blocks of prompts and outputs that begin alike"
+    )
     threads: int | None = Field(
         None, ge=1, description="torch threads on the CPU; default: all cores"
     )

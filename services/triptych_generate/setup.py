@@ -68,6 +68,7 @@ def set_up(options: EngineOptions) -> EngineParts:
         BlockPool(num_blocks, options.block_size),
         max_step_tokens=options.max_step_tokens,
         max_num_sequences=options.max_num_sequences,
+        prefix_cache=options.prefix_cache,
     )
     _log.info(
         "model ready: dtype %s on %s, context %d, %d KV blocks of %d tokens, batch-invariant: %s",

@@ -193,6 +193,7 @@ def delta_to_proto(delta: GenerateDelta) -> generate_pb2.GenerateDelta:
         request_id=delta.request_id,
         choices=[choice_to_proto(choice) for choice in delta.choices],
         prompt_logprobs=logprobs_to_proto(delta.prompt_logprobs),
+        cached_tokens=delta.cached_tokens,
     )
 
 
@@ -205,6 +206,7 @@ def delta_from_proto(message: generate_pb2.GenerateDelta) -> GenerateDelta:
             if message.HasField("prompt_logprobs")
             else None
         ),
+        cached_tokens=message.cached_tokens,
     )
 
 
@@ -258,6 +260,7 @@ def answer_to_proto(answer: Generated) -> derender_pb2.GenerateAnswer:
         choices=[choice_to_proto(choice) for choice in answer.choices],
         prompt_logprobs=logprobs_to_proto(answer.prompt_logprobs),
         prompt_token_ids=answer.prompt_token_ids,
+        cached_tokens=answer.cached_tokens,
     )
 
 
@@ -276,6 +279,7 @@ def answer_from_proto(
             else None
         ),
         prompt_token_ids=list(message.prompt_token_ids),
+        cached_tokens=message.cached_tokens,
     )
 
 

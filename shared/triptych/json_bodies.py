@@ -69,11 +69,22 @@ class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ContentLogprobs | None = None
 
 
+class SentPromptDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of ``prompt_tokens_details`` that is shown; others differ between engines."""
+
+    cached_tokens: Count | None = None
+
+
 class SentUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generate service counted; details differ between engines and are ignored."""
+    """What a generate service counted."""
 
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
+    prompt_tokens_details: SentPromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        return (self.prompt_tokens_details or SentPromptDetails()).cached_tokens or 0
 
 
 class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +112,7 @@ class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
             prompt_logprobs=_prompt_columns(self.prompt_logprobs, token_ids),
             prompt_token_ids=token_ids,
             logprobs_mode=self.logprobs_mode,
+            cached_tokens=0 if self.usage is None else self.usage.cached_tokens,
         )
 
 

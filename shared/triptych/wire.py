@@ -87,11 +87,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens_details: dict[str, int] | None = None
 
 
-def count_usage(prompt_tokens: int, completion_tokens: int) -> Usage:
+def count_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Usage:
+    """Usage of one reply. ``cached_tokens`` of the prompts are shown where there are any."""
     return Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
+        prompt_tokens_details={"cached_tokens": cached_tokens} if cached_tokens else None,
     )
 
 
@@ -110,11 +112,16 @@ class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of a generate stream. ``prompt_logprobs`` comes once, with the first message."""
+    """One message of a generate stream.
+
+    ``prompt_logprobs`` come once, with the first message, and so do ``cached_tokens``: how many of
+    the prompt's tokens were found in the prefix cache.
+    """
 
     request_id: str
     choices: list[ChoiceDelta]
     prompt_logprobs: Logprobs | None = None
+    cached_tokens: int = 0
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,9 +135,11 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: Logprobs | None = None
     prompt_token_ids: list[int] | None = None
     logprobs_mode: LogprobsMode = "raw"
+    cached_tokens: int = 0
 
     def usage(self) -> Usage:
-        return count_usage(self.prompt_tokens, sum(len(c.token_ids) for c in self.choices))
+        num_output = sum(len(choice.token_ids) for choice in self.choices)
+        return count_usage(self.prompt_tokens, num_output, self.cached_tokens)
 
 
 def join_deltas(deltas: Iterable[GenerateDelta]) -> tuple[list[ChoiceDelta], Logprobs | None]:

@@ -33,6 +33,18 @@ class Answer:
         return logprobs
 
 
+def bits(given: Answer) -> tuple[Any, ...]:
+    """Everything a client sees; floats came from float32, so equal floats are equal bits."""
+    return (
+        [(c.index, c.token_ids, _columns(c.logprobs), c.finish_reason) for c in given.choices],
+        _columns(given.prompt_logprobs),
+    )
+
+
+def _columns(logprobs: Logprobs | None) -> Any:
+    return logprobs and (logprobs.counts, logprobs.token_ids, logprobs.logprobs, logprobs.ranks)
+
+
 @asynccontextmanager
 async def running_service(model_dir: Path, **options: Any) -> AsyncIterator[GenerateService]:
     """A started service of the model ``tiny``; stopped at the end."""

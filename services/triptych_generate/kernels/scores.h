@@ -90,8 +90,9 @@ inline Place place_of(const float* row, int64_t vocab, int64_t id) {
     place.greater += above[lane];
     place.before += above[lane] + level[lane];
   }
-  for (int64_t at = id; at < (id + kLanes - 1) / kLanes * kLanes && at < vocab; ++at)
-    place.before -= row[at] == value;
+  // The last vector above also held entries from `id` on, and what stands for those after the row.
+  for (int64_t at = id; at % kLanes != 0; ++at)
+    place.before -= (at < vocab ? row[at] : -kInfinity) == value;
   return place;
 }
 

@@ -164,6 +164,9 @@ class GenerateAnswer(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    cached_tokens: _builtins.int
+    """of the prompt, for usage"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[_generate_pb2.ChoiceDelta]:
         """each choice once, whole"""
@@ -178,10 +181,11 @@ class GenerateAnswer(_message.Message):
         choices: _abc.Iterable[_generate_pb2.ChoiceDelta] | None = ...,
         prompt_logprobs: _generate_pb2.Logprobs | None = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "cached_tokens", b"cached_tokens", "choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015

@@ -425,7 +425,10 @@ class GenerateDelta(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    cached_tokens: _builtins.int
+    """of the prompt, found in the prefix cache; once, likewise"""
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChoiceDelta]: ...
     @_builtins.property
@@ -438,10 +441,11 @@ class GenerateDelta(_message.Message):
         request_id: _builtins.str = ...,
         choices: _abc.Iterable[Global___ChoiceDelta] | None = ...,
         prompt_logprobs: Global___Logprobs | None = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs", "cached_tokens", b"cached_tokens", "choices", b"choices", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015

@@ -135,8 +135,8 @@ def test_choices_of_several_prompts_are_numbered_and_finish_once() -> None:
     spec = ReplySpec(endpoint="completions", model="toy", n=2, num_prompts=2, include_usage=True)
     reply = derenderer.open(spec, request_id="r", created=1, prompts=[[1, 2], [3]])
     fed = [
-        reply.feed(1, delta([97], index=1)),
-        reply.feed(0, delta([98], "length", index=0)),
+        reply.feed(1, msgspec.structs.replace(delta([97], index=1), cached_tokens=1)),
+        reply.feed(0, msgspec.structs.replace(delta([98], "length", index=0), cached_tokens=1)),
         reply.feed(1, delta([99], "length", index=1)),
         reply.feed(1, delta([100], "length", index=0)),
         reply.feed(0, delta([101], "length", index=1)),
@@ -153,7 +153,12 @@ def test_choices_of_several_prompts_are_numbered_and_finish_once() -> None:
     assert [each.is_done for each in fed] == [False] * 4 + [True]
     usage = json.loads(fed[-1].chunks[-1])
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 3, "total_tokens": 8, "completion_tokens": 5}
+    assert usage["usage"] == {
+        "prompt_tokens": 3,
+        "total_tokens": 8,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
 
 
 def test_nothing_is_sent_while_all_text_is_held() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.generate_runs import Answer, answer, answers, ask, running_service
+from support.generate_runs import answer, answers, ask, bits, running_service
 from support.tiny_models import FAMILIES, VOCAB_SIZE
-from triptych.logprobs import Logprobs
 from triptych.wire import GenerateRequest
 
 DTYPES = ("float32", "bfloat16")
@@ -24,18 +23,6 @@ def _requests(**params: Any) -> list[GenerateRequest]:
     return [ask(prompt, **asked) for prompt in prompts]
 
 
-def _bits(given: Answer) -> tuple[Any, ...]:
-    """Everything a client sees; floats came from float32, so equal floats are equal bits."""
-    return (
-        [(c.index, c.token_ids, _columns(c.logprobs), c.finish_reason) for c in given.choices],
-        _columns(given.prompt_logprobs),
-    )
-
-
-def _columns(logprobs: Logprobs | None) -> Any:
-    return logprobs and (logprobs.counts, logprobs.token_ids, logprobs.logprobs, logprobs.ranks)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", KINDS)
 async def test_answer_is_the_same_alone_among_others_and_chunked(
@@ -45,13 +32,13 @@ async def test_answer_is_the_same_alone_among_others_and_chunked(
     requests = _requests()
     async with running_service(model_dir, dtype=dtype) as service:
         assert service.info().invariant
-        alone = [_bits(await answer(service, request)) for request in requests]
-        among = [_bits(given) for given in await answers(service, requests)]
+        alone = [bits(await answer(service, request)) for request in requests]
+        among = [bits(given) for given in await answers(service, requests)]
     assert among == alone
     for max_step_tokens in (7, 50):
         options = {"max_step_tokens": max_step_tokens, "max_num_sequences": 7}
         async with running_service(model_dir, dtype=dtype, **options) as service:
-            assert [_bits(given) for given in await answers(service, requests)] == alone
+            assert [bits(given) for given in await answers(service, requests)] == alone
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -60,12 +47,12 @@ async def test_answer_is_the_same_after_preemption(
 ) -> None:
     requests = _requests(max_tokens=40, temperature=0.9, seed=4)
     async with running_service(tiny_dir("llama"), dtype=dtype) as service:
-        alone = [_bits(await answer(service, request)) for request in requests]
+        alone = [bits(await answer(service, request)) for request in requests]
     # 5 blocks of 64 tokens, each 2 layers x 2 heads x (16 + 16) elements: sequences that grow
     # beyond a block have to give theirs back.
     tight = {"kv_cache_bytes": 5 * 64 * 128 * (4 if dtype == "float32" else 2)}
     async with running_service(tiny_dir("llama"), dtype=dtype, **tight) as service:
-        assert [_bits(given) for given in await answers(service, requests)] == alone
+        assert [bits(given) for given in await answers(service, requests)] == alone
         assert service.occupancy().num_preemptions > 0
 
 
@@ -91,7 +78,7 @@ async def test_answer_is_the_same_with_other_thread_counts(
     requests, seen = _requests(max_tokens=4), []
     for num_threads in (2, 1):  # the last one stays for the tests that follow
         async with running_service(tiny_dir("llama"), num_threads=num_threads) as service:
-            seen.append([_bits(given) for given in await answers(service, requests)])
+            seen.append([bits(given) for given in await answers(service, requests)])
     assert seen[0] == seen[1]
 
 
@@ -106,8 +93,8 @@ async def test_smollm2_answer_is_the_same_alone_and_among_others(
     options = {"dtype": dtype, "kv_cache_bytes": 1 << 27, "max_model_len": 512}
     async with running_service(smollm2_dir, max_step_tokens=64, **options) as service:
         assert service.info().invariant
-        alone = [_bits(await answer(service, request)) for request in requests]
-        assert [_bits(given) for given in await answers(service, requests)] == alone
+        alone = [bits(await answer(service, request)) for request in requests]
+        assert [bits(given) for given in await answers(service, requests)] == alone
 
 
 def test_kinds_are_families() -> None:

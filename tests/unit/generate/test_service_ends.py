@@ -104,6 +104,15 @@ async def test_nan_ends_its_request_and_the_engine_lives(where: str, poisoned: P
         await _wait_until_idle(service)
 
 
+async def test_what_was_computed_before_nan_is_not_cached(poisoned: Path) -> None:
+    bad = ask([1, POISON, *range(20, 110)], max_tokens=2)
+    async with running_service(poisoned) as service:
+        for _ in range(2):
+            with pytest.raises(InternalError):
+                await answer(service, bad)
+        assert service.occupancy().num_hit == 0
+
+
 async def test_closing_the_stream_frees_the_blocks(llama: Path) -> None:
     async with running_service(llama) as service:
         deltas = service.generate(ask(PROMPT, n=2))

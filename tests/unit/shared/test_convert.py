@@ -42,6 +42,7 @@ deltas = st.builds(
     request_id=st.text(max_size=8),
     choices=st.lists(choices, max_size=3),
     prompt_logprobs=st.none() | logprobs(),
+    cached_tokens=st.integers(0, 8192),
 )
 sampling = st.builds(
     SamplingParams,
@@ -127,6 +128,7 @@ def test_answer_survives_protobuf() -> None:
         choices=[choice],
         prompt_token_ids=[1, 2],
         prompt_logprobs=pack_logprobs([[], [(2, -0.5, 1)]]),
+        cached_tokens=1,
     )
     message = convert.answer_to_proto(answer)
     assert convert.answer_from_proto(message, request_id="r", model="m", created=7) == answer
