@@ -35,20 +35,19 @@ Floats weights_of(Words words, int index) {
   return reinterpret_cast<Floats>(index == 0 ? words << 16 : words & 0xffff0000u);
 }
 
-// One tile: inputs [depth, Rows] times a panel. Meanwhile `Lines` cache lines a step are fetched
-// from `next` on.
+// One tile: inputs [depth, Rows] times a panel. Meanwhile memory is fetched from `next` on, a line
+// for each of `Lines` addresses `stride` apart in every step.
 template <typename T, int Rows, int Lines>
 void multiply(const float* inputs, const char* panel, int64_t steps, const char* next,
-              Floats (*sums)[2]) {
+              int64_t stride, Floats (*sums)[2]) {
   Floats local[Rows][2] = {};
   for (int64_t step = 0; step < steps; ++step) {
     const Words low = load_words(panel + step * kStepBytes);
     const Words high = load_words(panel + step * kStepBytes + kStepBytes / 2);
-    for (int line = 0; line < Lines; ++line)
-      __builtin_prefetch(next + (step * Lines + line) * 64, 0, 2);
+    for (int line = 0; line < Lines; ++line, next += stride) __builtin_prefetch(next, 0, 2);
     for (int index = 0; index < kInputs<T>; ++index) {
-      const Floats low_weights = weights_of<T>(low, index),
-                   high_weights = weights_of<T>(high, index);
+      const Floats low_weights = weights_of<T>(low, index);
+      const Floats high_weights = weights_of<T>(high, index);
       const float* input = inputs + (step * kInputs<T> + index) * Rows;
 #pragma GCC unroll 12
       for (int row = 0; row < Rows; ++row) {
@@ -63,29 +62,26 @@ void multiply(const float* inputs, const char* panel, int64_t steps, const char*
 
 template <typename T, int Lines>
 void multiply(int rows, const float* inputs, const char* panel, int64_t steps, const char* next,
-              Floats (*sums)[2]) {
+              int64_t stride, Floats (*sums)[2]) {
   switch (rows) {
 #define CASE(N) \
   case N:       \
-    return multiply<T, N, Lines>(inputs, panel, steps, next, sums);
+    return multiply<T, N, Lines>(inputs, panel, steps, next, stride, sums);
     CASE(1)
     CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
   }
 }
 
-// The first two tiles of a panel fetch the next panel, so that reading memory and computing
+// The tiles of a panel fetch the next one between them, so that reading memory and computing
 // overlap.
 template <typename T>
 void multiply(int64_t tile, int64_t tiles, int rows, const float* inputs, const char* panel,
               int64_t steps, Floats (*sums)[2]) {
   const char* next = panel + steps * kStepBytes;
-  if (tiles == 1)
-    multiply<T, 2>(rows, inputs, panel, steps, next, sums);
-  else if (tile < 2)
-    multiply<T, 1>(rows, inputs, panel, steps, next + tile * steps * 64, sums);
-  else
-    multiply<T, 0>(rows, inputs, panel, steps, next, sums);
+  if (tiles == 1) return multiply<T, 2>(rows, inputs, panel, steps, next, kStepBytes / 2, sums);
+  const int64_t stride = (kStepBytes + tiles - 1) / tiles;
+  multiply<T, 1>(rows, inputs, panel, steps, next + tile * steps * stride, stride, sums);
 }
 
 struct Split {  // `total` rows in tiles of nearly the same size
