@@ -109,10 +109,10 @@ async def collect(
         request_id=request.request_id or "",
         model=model,
         created=int(time.time()),
-        prompt_tokens=len(request.token_ids) - request.resume_from,
+        prompt_tokens=request.prompt_len,
         choices=choices,
         prompt_logprobs=prompt_logprobs,
-        prompt_token_ids=request.token_ids if request.return_token_ids else None,
+        prompt_token_ids=_prompt_token_ids(request),
         logprobs_mode=request.sampling_params.logprobs_mode,
     )
 
@@ -121,8 +121,8 @@ async def _events(
     request: GenerateRequest, deltas: AsyncGenerator[GenerateDelta, None], http: Request
 ) -> AsyncGenerator[bytes, None]:
     options = request.stream_options or StreamOptions()
-    prompt_token_ids = request.token_ids if request.return_token_ids else None
-    num_prompt, num_output = len(request.token_ids) - request.resume_from, 0
+    prompt_token_ids = _prompt_token_ids(request)
+    num_prompt, num_output = request.prompt_len, 0
     start = time.perf_counter()
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
@@ -139,3 +139,7 @@ async def _events(
         last = GenerateDelta(request_id=request.request_id or "", choices=[])
         yield sse.frame([encode_generate_chunk(last, count_usage(num_prompt, num_output), None)])
     yield sse.DONE
+
+
+def _prompt_token_ids(request: GenerateRequest) -> list[int] | None:
+    return request.token_ids[: request.prompt_len] if request.return_token_ids else None

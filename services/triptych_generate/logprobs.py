@@ -108,7 +108,8 @@ def _num_vocabulary_best(wanted: Wanted) -> int:
 def _others(values: Tensor, wanted: Wanted, best: list[_Entry]) -> list[_Entry]:
     """What follows the sampled token in one row."""
     if wanted.label_ids is not None:
-        return _entries_of_ids(values, torch.tensor(wanted.label_ids, device=values.device))
+        labels = torch.tensor(wanted.label_ids, dtype=torch.long, device=values.device)
+        return _entries_of_ids(values, labels)
     if wanted.among_ids is not None and wanted.num_best:
         among = torch.tensor(wanted.among_ids, device=values.device)
         order = values[among].sort(descending=True, stable=True).indices

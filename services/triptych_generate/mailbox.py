@@ -1,6 +1,7 @@
 """Where one request's updates wait for its reader, merged, until the request ended."""
 
 import asyncio
+from collections.abc import Iterable
 
 from triptych.errors import TriptychError
 from triptych.wire import ChoiceDelta, FinishReason, GenerateDelta, join_deltas
@@ -14,9 +15,10 @@ class Mailbox:
     request's own output. Exactly one terminal is given: every choice's finish, or one error.
     """
 
-    def __init__(self, *, request_id: str, num_choices: int) -> None:
+    def __init__(self, *, request_id: str, choices: Iterable[int]) -> None:
+        """``choices``: their indexes."""
         self._request_id = request_id
-        self._unfinished = set(range(num_choices))
+        self._unfinished = set(choices)
         self._pending: list[GenerateDelta] = []
         self._error: TriptychError | None = None
         self._news = asyncio.Event()

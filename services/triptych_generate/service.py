@@ -16,7 +16,7 @@ from triptych.errors import (
 )
 from triptych.sampling import Limits, check_request
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
-from triptych_generate.admission import make_sequences
+from triptych_generate.admission import end_at_cut, make_sequences
 from triptych_generate.engine import Engine, Update
 from triptych_generate.mailbox import Mailbox
 from triptych_generate.options import EngineOptions
@@ -128,18 +128,22 @@ class GenerateService:
         self._check(request)
         key = next(self._keys)
         request_id = request.request_id or uuid.uuid4().hex
-        mailbox = Mailbox(request_id=request_id, num_choices=request.sampling_params.n)
+        sequences = make_sequences(
+            request,
+            request_key=key,
+            max_model_len=self.limits.max_model_len,
+            eos_token_ids=self._parts.loaded.eos_token_ids,
+        )
+        if (end := end_at_cut(sequences[0])) is not None:
+            yield GenerateDelta(request_id=request_id, choices=[end])
+            return
+        mailbox = Mailbox(
+            request_id=request_id, choices=[sequence.choice_index for sequence in sequences]
+        )
         self._mailboxes[key] = mailbox
         self._keys_by_id.setdefault(request_id, set()).add(key)
         try:
-            self._engine.submit(
-                make_sequences(
-                    request,
-                    request_key=key,
-                    max_model_len=self.limits.max_model_len,
-                    eos_token_ids=self._parts.loaded.eos_token_ids,
-                )
-            )
+            self._engine.submit(sequences)
             while (delta := await mailbox.get()) is not None:
                 yield delta
         finally:

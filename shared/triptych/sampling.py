@@ -28,16 +28,41 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
         InvalidRequestError: a parameter out of its range, a token id outside the vocabulary.
         ContextLengthError: no room for the prompt.
     """
-    check_sampling(request.sampling_params, limits)
-    check_prompt(request.token_ids, request.sampling_params, limits)
-    num_output = request.resume_from
-    if not 0 <= num_output < len(request.token_ids):
-        _refuse("resume_from", num_output, f"between 0 and {len(request.token_ids) - 1}")
-    if num_output and request.sampling_params.n > 1:
+    params = request.sampling_params
+    check_sampling(params, limits)
+    last = limits.max_n - params.n
+    if not 0 <= request.choice_index <= last:
+        _refuse_field(
+            "choice_index", request.choice_index, f"between 0 and {last} when n is {params.n}"
+        )
+    most = max(len(request.token_ids) - 1, 0)
+    if not 0 <= request.resume_from <= most:
+        _refuse_field("resume_from", request.resume_from, f"between 0 and {most}")
+    check_prompt(request.token_ids[: request.prompt_len], params, limits)
+    if request.resume_from:
+        _check_resumed(request, limits)
+
+
+def _check_resumed(request: GenerateRequest, limits: Limits) -> None:
+    """The output that a resumed request brings: as much as one choice can have had, or less."""
+    params, num_output = request.sampling_params, request.resume_from
+    if params.n > 1:
         raise InvalidRequestError(
-            f"resume_from continues one sequence, but n is {request.sampling_params.n}",
+            f"resume_from continues one choice, but n is {params.n}; send a request for each, "
+            f"with its choice_index",
             param="resume_from",
         )
+    if params.max_tokens is not None and num_output > params.max_tokens:
+        _refuse_field(
+            "resume_from", num_output, f"at most max_tokens, which is {params.max_tokens}"
+        )
+    if len(request.token_ids) > limits.max_model_len:
+        raise ContextLengthError(
+            f"prompt and output have {len(request.token_ids):,} tokens, "
+            f"limit is {limits.max_model_len:,}",
+            param="token_ids",
+        )
+    _check_ids("token_ids", request.token_ids, limits)
 
 
 def check_prompt(token_ids: list[int], params: SamplingParams, limits: Limits) -> None:
@@ -155,3 +180,7 @@ def _refuse(name: str, value: object, wanted: str) -> None:
     raise InvalidRequestError(
         f"{name} is {value}; it must be {wanted}", param=f"sampling_params.{name}"
     )
+
+
+def _refuse_field(name: str, value: object, wanted: str) -> None:
+    raise InvalidRequestError(f"{name} is {value}; it must be {wanted}", param=name)

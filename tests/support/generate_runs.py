@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from support.net import listening
 from triptych.logprobs import Logprobs
+from triptych.rpc import open_channel
+from triptych.v1 import generate_pb2_grpc
 from triptych.wire import ChoiceDelta, GenerateDelta, GenerateRequest, SamplingParams, join_deltas
+from triptych_generate.http import create_generate_app
 from triptych_generate.options import EngineOptions
+from triptych_generate.rpc import create_generate_rpc
 from triptych_generate.service import GenerateService
 
 
@@ -42,6 +49,27 @@ async def running_service(model_dir: Path, **options: Any) -> AsyncIterator[Gene
         yield service
     finally:
         await service.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Clients of a service's two front doors, over real sockets."""
+
+    http: httpx.AsyncClient
+    grpc: "generate_pb2_grpc.GenerateServiceAsyncStub"
+
+
+@asynccontextmanager
+async def front_doors(service: GenerateService) -> AsyncIterator[Doors]:
+    """``service``, which runs, behind JSON and gRPC."""
+    app = create_generate_app(service, max_body_bytes=1 << 20)
+    async with listening(app, create_generate_rpc(service)) as listener:
+        http_address, grpc_address = listener.addresses
+        async with (
+            httpx.AsyncClient(base_url=http_address, timeout=60) as http,
+            open_channel(grpc_address.removeprefix("grpc://")) as channel,
+        ):
+            yield Doors(http, generate_pb2_grpc.GenerateServiceStub(channel))
 
 
 def load_service(model_dir: Path, **options: Any) -> GenerateService:
