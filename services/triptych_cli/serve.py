@@ -59,6 +59,9 @@ class ServeSettings(ServiceSettings, ModelSettings):
     threads: int | None = Field(
         None, ge=1, description="torch threads on the CPU; default: all cores"
     )
+    kv_cache_gb: float | None = Field(
+        None, gt=0, description="memory for the KV cache, in GB; default: from the free memory"
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="seconds that one answer may take")
     api_key: SecretStr | None = Field(
         None, description="key that clients of the gateway must send; default: none needed"
@@ -142,6 +145,7 @@ async def _generate_process(settings: ServeSettings) -> AsyncIterator[Process]:
         "served_model_name": settings.served_model_name,
         "max_model_len": settings.max_model_len,
         "threads": settings.threads,
+        "kv_cache_gb": settings.kv_cache_gb,
     }
     command = [sys.executable, "-m", "triptych_cli", "generate"]
     for name, value in flags.items():

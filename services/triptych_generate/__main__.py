@@ -37,7 +37,7 @@ def engine_options(settings: GenerateSettings) -> EngineOptions:
         device=settings.device,
         dtype=settings.dtype,
         max_model_len=settings.max_model_len,
-        kv_cache_bytes=settings.kv_cache_bytes,
+        kv_cache_bytes=_bytes(settings.kv_cache_gb),
         max_step_tokens=settings.max_step_tokens,
         max_num_sequences=settings.max_num_sequences,
         max_waiting=settings.max_waiting,
@@ -65,3 +65,7 @@ def create_generate_service(service: GenerateService, settings: GenerateSettings
         grpc_port=settings.grpc_port,
         background=step_loop,
     )
+
+
+def _bytes(gb: float | None) -> int | None:
+    return None if gb is None else int(gb * 1e9)

@@ -113,7 +113,6 @@ def test_row_multiple_follows_the_slowest_class_of_product(
     [
         ({"max_step_tokens": 0}, "max_step_tokens is 0"),
         ({"max_step_tokens": 8, "max_num_sequences": 9}, "less than max_num_sequences 9"),
-        ({"kv_cache_bytes": 1000}, "kv_cache_bytes is 1,000"),
     ],
 )
 def test_options_that_cannot_work_are_refused(
@@ -121,16 +120,3 @@ def test_options_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(SetupError, match=message):
         load_service(tiny_dir("llama"), **changes)
-
-
-def test_default_cache_holds_one_sequence_of_full_length(
-    tiny_dir: Callable[[str], Path],
-) -> None:
-    service = load_service(tiny_dir("llama"), kv_cache_bytes=None)
-    assert service.limits.max_model_len == 512
-
-
-def test_default_context_is_what_a_small_cache_holds(tiny_dir: Callable[[str], Path]) -> None:
-    # 3 blocks of 64 tokens, each token 2 layers x 2 heads x (16 + 16) float32.
-    service = load_service(tiny_dir("llama"), kv_cache_bytes=3 * 64 * 128 * 4)
-    assert service.limits.max_model_len == 192
