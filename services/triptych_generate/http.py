@@ -52,6 +52,7 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         is_alive=lambda: service.is_alive,
         is_ready=is_ready,
         gauges=_gauges(service),
+        collectors=service.metrics.collectors,
     )
 
     @app.post("/inference/v1/generate", summary="Generate; a stream with `stream: true`")

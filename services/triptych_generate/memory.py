@@ -29,6 +29,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _CPU_MESSAGE in str(error)
 
 
+def release_cached() -> None:
+    """Give back what torch's GPU allocator keeps for later."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def _available_bytes() -> int:
     """``MemAvailable``: free pages and the page cache that can be given up."""
     for line in Path("/proc/meminfo").read_text().splitlines():

@@ -27,6 +27,11 @@ class Plan:
     slices: list[Slice]
     new_blocks: list[int]
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of prefill chunks. Ask before the step has counted its tokens as computed."""
+        return sum(part.num_tokens for part in self.slices if not part.is_decode)
+
 
 class Scheduler:
     """First come, first served within a priority; continuous batching over one block pool.

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
 from triptych_generate.admission import end_at_cut, make_sequences
 from triptych_generate.engine import Engine, Update
 from triptych_generate.mailbox import Mailbox
+from triptych_generate.metrics import EngineMetrics
 from triptych_generate.options import EngineOptions
 from triptych_generate.setup import EngineParts, set_up
 from triptych_generate.worker import Worker
@@ -62,11 +64,13 @@ class GenerateService:
         self._keys_by_id: dict[str, set[int]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
+        self.metrics = EngineMetrics()
         self._engine = Engine(
             parts.runner,
             parts.scheduler,
             deliver=self._deliver_threadsafe,
             on_death=self._die_threadsafe,
+            metrics=self.metrics,
         )
 
     @classmethod
@@ -125,6 +129,7 @@ class GenerateService:
         Raises:
             TriptychError: a refusal before the first delta, or the error that ended the request.
         """
+        start = time.perf_counter()
         self._check(request)
         key = next(self._keys)
         request_id = request.request_id or uuid.uuid4().hex
@@ -135,6 +140,7 @@ class GenerateService:
             eos_token_ids=self._parts.loaded.eos_token_ids,
         )
         if (end := end_at_cut(sequences[0])) is not None:
+            self.metrics.request_ended(str(end.finish_reason))
             yield GenerateDelta(request_id=request_id, choices=[end])
             return
         mailbox = Mailbox(
@@ -144,7 +150,11 @@ class GenerateService:
         self._keys_by_id.setdefault(request_id, set()).add(key)
         try:
             self._engine.submit(sequences)
+            has_begun = False
             while (delta := await mailbox.get()) is not None:
+                if not has_begun and any(choice.token_ids for choice in delta.choices):
+                    self.metrics.first_token_came(seconds=time.perf_counter() - start)
+                    has_begun = True
                 yield delta
         finally:
             self._forget(key, request_id)
@@ -183,6 +193,7 @@ class GenerateService:
             del self._keys_by_id[request_id]
         if not mailbox.has_ended:
             self._engine.abort(key)
+        self.metrics.request_ended(mailbox.end or "client_gone")
 
     def _deliver_threadsafe(self, updates: list[Update]) -> None:
         assert self._loop is not None, "the engine delivers only after start"
@@ -194,7 +205,7 @@ class GenerateService:
             if mailbox is not None:
                 mailbox.put(update)
 
-    def _die_threadsafe(self, error: Exception) -> None:
+    def _die_threadsafe(self, error: BaseException) -> None:
         assert self._loop is not None, "the engine dies only after start"
         message = f"the generate engine stopped: {type(error).__name__}"
         self._loop.call_soon_threadsafe(self._fail_all, InternalError(message))

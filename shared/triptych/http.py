@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Depends, FastAPI, Request, Response
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -45,6 +46,7 @@ def create_app(
     is_ready: Callable[[], Awaitable[bool]] | None = None,
     guard: Callable[[Request], Awaitable[None]] | None = None,
     gauges: tuple[GaugeSource, ...] = (),
+    collectors: tuple[Collector, ...] = (),
 ) -> FastAPI:
     """An app with health, readiness, metrics, version, models, request ids and error mapping.
 
@@ -55,10 +57,11 @@ def create_app(
         is_alive: False ends ``/health`` and ``/ready`` in 503.
         is_ready: whether requests can be served now.
         guard: a dependency that refuses callers of ``/v1/models`` and what is below it.
-        gauges: the service's own figures for ``/metrics``.
+        gauges: figures of the service for ``/metrics``, read when they are asked for.
+        collectors: counters and histograms of the service, under no registry yet.
     """
     app = FastAPI(title=f"triptych {service}", description=description, version=_version())
-    metrics = Metrics(service, gauges)
+    metrics = Metrics(service, gauges, collectors)
     app.add_middleware(RequestEdge, service=service, metrics=metrics)
     app.add_exception_handler(TriptychError, _on_triptych_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,11 @@ from triptych.wire import ChoiceDelta, GenerateDelta, GenerateRequest, SamplingP
 from triptych_generate.http import create_generate_app
 from triptych_generate.options import EngineOptions
 from triptych_generate.rpc import create_generate_rpc
+from triptych_generate.runner import Runner, StepLogits
+from triptych_generate.scheduler import Plan
 from triptych_generate.service import GenerateService
+from triptych_generate.setup import set_up
+from triptych_generate.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,30 @@ async def front_doors(service: GenerateService) -> AsyncIterator[Doors]:
             yield Doors(http, generate_pb2_grpc.GenerateServiceStub(channel))
 
 
-def load_service(model_dir: Path, **options: Any) -> GenerateService:
+def load_service(
+    model_dir: Path, *, fault: Callable[[Plan], None] | None = None, **options: Any
+) -> GenerateService:
+    """A service that is not started. ``fault`` is called before each step, on the worker thread."""
     defaults = {"served_model_name": "tiny", "kv_cache_bytes": 1 << 22, "num_threads": 1}
-    return GenerateService.load(EngineOptions(model_dir=model_dir, **{**defaults, **options}))
+    chosen = EngineOptions(model_dir=model_dir, **{**defaults, **options})
+    if fault is None:
+        return GenerateService.load(chosen)
+    worker = Worker("generate-engine")
+    parts = worker.submit(lambda: set_up(chosen)).result()
+    faulty = replace(parts, runner=FaultyRunner(parts.runner, fault))
+    return GenerateService(faulty, chosen, worker)
+
+
+class FaultyRunner(Runner):
+    """A runner that calls ``fault`` with each step's plan first; what it raises is the step's."""
+
+    def __init__(self, runner: Runner, fault: Callable[[Plan], None]) -> None:
+        self._runner = runner
+        self._fault = fault
+
+    def run(self, plan: Plan) -> StepLogits:
+        self._fault(plan)
+        return self._runner.run(plan)
 
 
 def ask(token_ids: Iterable[int], **params: Any) -> GenerateRequest:
