@@ -64,6 +64,7 @@ def create_generate_service(service: GenerateService, settings: GenerateSettings
         rpc=create_generate_rpc(service),
         grpc_port=settings.grpc_port,
         background=step_loop,
+        died=service.died,
     )
 
 

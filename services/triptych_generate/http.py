@@ -32,6 +32,8 @@ from triptych.wire import (
 )
 from triptych_generate.service import GenerateService
 
+_ABORT = "/inference/v1/abort_requests"
+
 
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of ``POST /inference/v1/abort_requests``."""
@@ -53,6 +55,7 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         is_ready=is_ready,
         gauges=_gauges(service),
         collectors=service.metrics.collectors,
+        control_paths=frozenset({_ABORT}),
     )
 
     @app.post("/inference/v1/generate", summary="Generate; a stream with `stream: true`")
@@ -72,7 +75,7 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         note(request, output_tokens=answer.usage().completion_tokens)
         return json_response(encode_generate_response(answer))
 
-    @app.post("/inference/v1/abort_requests", summary="End running requests")
+    @app.post(_ABORT, summary="End running requests")
     async def abort(request: Request) -> dict[str, list[str]]:
         ids = decode_json(await read_body(request, max_body_bytes), AbortBody).request_ids
         return {"aborted": [each for each in ids if service.abort(each)]}

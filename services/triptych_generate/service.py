@@ -47,7 +47,10 @@ class Occupancy:
 
 
 class GenerateService:
-    """Serves requests from one engine. Methods run on the event loop that called ``start``."""
+    """Serves requests from one engine. Methods run on the event loop that called ``start``.
+
+    ``died`` is set when the step loop has ended by an error.
+    """
 
     def __init__(self, parts: EngineParts, options: EngineOptions, worker: Worker) -> None:
         """``worker`` loaded the parts and will run the step loop."""
@@ -64,6 +67,7 @@ class GenerateService:
         self._keys_by_id: dict[str, set[int]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
+        self.died = asyncio.Event()
         self.metrics = EngineMetrics()
         self._engine = Engine(
             parts.runner,
@@ -208,7 +212,11 @@ class GenerateService:
     def _die_threadsafe(self, error: BaseException) -> None:
         assert self._loop is not None, "the engine dies only after start"
         message = f"the generate engine stopped: {type(error).__name__}"
-        self._loop.call_soon_threadsafe(self._fail_all, InternalError(message))
+        self._loop.call_soon_threadsafe(self._die, InternalError(message))
+
+    def _die(self, error: TriptychError) -> None:
+        self._fail_all(error)
+        self.died.set()
 
     def _fail_all(self, error: TriptychError) -> None:
         for mailbox in self._mailboxes.values():

@@ -82,12 +82,15 @@ def load_service(
     """A service that is not started. ``fault`` is called before each step, on the worker thread."""
     defaults = {"served_model_name": "tiny", "kv_cache_bytes": 1 << 22, "num_threads": 1}
     chosen = EngineOptions(model_dir=model_dir, **{**defaults, **options})
-    if fault is None:
-        return GenerateService.load(chosen)
+    return GenerateService.load(chosen) if fault is None else load_faulty(chosen, fault)
+
+
+def load_faulty(options: EngineOptions, fault: Callable[[Plan], None]) -> GenerateService:
+    """A service whose runner calls ``fault`` before each step."""
     worker = Worker("generate-engine")
-    parts = worker.submit(lambda: set_up(chosen)).result()
+    parts = worker.submit(lambda: set_up(options)).result()
     faulty = replace(parts, runner=FaultyRunner(parts.runner, fault))
-    return GenerateService(faulty, chosen, worker)
+    return GenerateService(faulty, options, worker)
 
 
 class FaultyRunner(Runner):

@@ -140,7 +140,10 @@ async def test_dead_loop_ends_every_waiter_and_shows(death: BaseException, llama
         if is_marked(plan):
             raise death
 
-    async with running_service(llama, fault=fault, max_num_sequences=2) as service:
+    async with (
+        running_service(llama, fault=fault, max_num_sequences=2) as service,
+        front_doors(service) as doors,
+    ):
         waiters = [asyncio.create_task(answer(service, ask(PROMPT))) for _ in range(4)]
         await until(lambda: service.occupancy().num_running == 2)
         dying = msgspec.structs.replace(ask([MARK]), priority=-1)
@@ -148,7 +151,9 @@ async def test_dead_loop_ends_every_waiter_and_shows(death: BaseException, llama
         waiters[0].cancel()
         ends = await asyncio.gather(*waiters, return_exceptions=True)
         assert [type(end) for end in ends[1:]] == [InternalError] * 4
-        assert not service.is_alive
+        assert service.died.is_set()
+        for path in ("/ready", "/health"):
+            assert (await doors.http.get(path)).status_code == 503
         with pytest.raises(UnavailableError):
             await answer(service, ask(PROMPT))
 
