@@ -53,7 +53,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
         "query_pre_attn_scalar": 16,
     },
-    "gemma3_text": {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 30.0,
+        "query_pre_attn_scalar": 16,
+    },
     "gemma4_text": {
         "head_dim": 16,
         "global_head_dim": 32,

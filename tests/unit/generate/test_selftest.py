@@ -1,5 +1,6 @@
 """The checks at load find what they are there for."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.generate_runs import load_service
+from support.generate_runs import front_doors, load_service
+from triptych.convert import info_from_proto
 from triptych.errors import SetupError
+from triptych.v1 import generate_pb2
 from triptych_generate.kv_cache import LayerShape
 from triptych_generate.linears import PackedLinear, can_pack, pack_linears, row_multiple
 from triptych_generate.loader import LoadedModel, load_model
@@ -22,6 +25,9 @@ from triptych_generate.selftest import (
     is_invariant,
     plain_reference,
 )
+from triptych_generate.service import GenerateService
+from triptych_generate.setup import set_up
+from triptych_generate.worker import Worker
 
 _BLOCK = 64
 
@@ -120,3 +126,27 @@ def test_options_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(SetupError, match=message):
         load_service(tiny_dir("llama"), **changes)
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_finding_is_reported_in_server_info_and_metrics(
+    found: bool, tiny_dir: Callable[[str], Path]
+) -> None:
+    options = EngineOptions(model_dir=tiny_dir("llama"), served_model_name="tiny")
+    worker = Worker("generate-engine")
+    parts = worker.submit(lambda: set_up(options)).result()
+    service = GenerateService(replace(parts, invariant=found), options, worker)
+    async with front_doors(service) as doors:
+        page = (await doors.http.get("/metrics")).text
+        info = await doors.grpc.GetInfo(generate_pb2.GetInfoRequest())
+    assert f"triptych_generate_invariant {float(found)}\n" in page
+    assert info_from_proto(info).invariant is found
+
+
+def test_finding_is_reported_in_the_log(
+    tiny_dir: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        load_service(tiny_dir("llama"))
+    assert "batch-invariant: yes" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
