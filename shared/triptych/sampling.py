@@ -10,6 +10,11 @@ MAX_LOGPROB_TOKEN_IDS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_SEED = 2**63 - 1
+MAX_LOGIT_BIAS = 100
+#: All tokens are equally likely long before; above float32's range the division would give NaN.
+MAX_TEMPERATURE = 1_000_000
+#: A repetition penalty far from 1 leaves float32's range.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 1000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,13 +107,17 @@ def _check_ranges(params: SamplingParams, limits: Limits) -> None:
     p = params
     checks = (
         ("n", 1 <= p.n <= limits.max_n, f"between 1 and {limits.max_n}"),
-        ("temperature", 0 <= p.temperature < float("inf"), "0 or more, and finite"),
+        ("temperature", 0 <= p.temperature <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE}]"),
         ("top_p", 0 < p.top_p <= 1, "in (0, 1]"),
         ("top_k", p.top_k >= -1, "0 or -1 (off), or at least 1"),
         ("min_p", 0 <= p.min_p <= 1, "in [0, 1]"),
         ("presence_penalty", -2 <= p.presence_penalty <= 2, "in [-2, 2]"),
         ("frequency_penalty", -2 <= p.frequency_penalty <= 2, "in [-2, 2]"),
-        ("repetition_penalty", 0 < p.repetition_penalty < float("inf"), "above 0, and finite"),
+        (
+            "repetition_penalty",
+            MIN_REPETITION_PENALTY <= p.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"in [{MIN_REPETITION_PENALTY}, {MAX_REPETITION_PENALTY}]",
+        ),
         ("seed", p.seed is None or -MAX_SEED - 1 <= p.seed <= MAX_SEED, "a 64-bit integer"),
         ("max_tokens", p.max_tokens is None or p.max_tokens >= 0, "0 or more"),
         ("min_tokens", p.min_tokens >= 0, "0 or more"),
@@ -148,6 +157,11 @@ def _check_id_lists(params: SamplingParams, limits: Limits) -> None:
     )
     for name, ids, most in bounded:
         _check_list(name, ids or [], most, limits)
+    for token_id, bias in (params.logit_bias or {}).items():
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            _refuse(
+                f"logit_bias.{token_id}", bias, f"between -{MAX_LOGIT_BIAS} and {MAX_LOGIT_BIAS}"
+            )
     words = params.bad_words_token_ids or []
     if len(words) > MAX_BAD_WORDS:
         _refuse("bad_words_token_ids", f"{len(words):,} entries", f"at most {MAX_BAD_WORDS:,}")

@@ -140,7 +140,7 @@ class SamplingParams(_message.Message):
     n: _builtins.int
     """sequences per prompt, from 1; absent = 1"""
     temperature: _builtins.float
-    """from 0 (greedy); absent = 1"""
+    """in [0 (greedy), 1,000,000]; absent = 1"""
     top_p: _builtins.float
     """in (0, 1]; absent = 1"""
     top_k: _builtins.int
@@ -152,7 +152,7 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """in [-2, 2]; absent = 0"""
     repetition_penalty: _builtins.float
-    """above 0; absent = 1"""
+    """in [0.001, 1000]; absent = 1"""
     seed: _builtins.int
     """absent = drawn by the worker"""
     max_tokens: _builtins.int
@@ -172,7 +172,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """token id -> added to its logit"""
+        """token id -> added to its logit, in [-100, 100]"""
 
     @_builtins.property
     def allowed_token_ids(self) -> Global___TokenIds:
