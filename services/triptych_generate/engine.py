@@ -5,7 +5,7 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from triptych.errors import TriptychError, UnavailableError
 from triptych.logprobs import Logprobs, join_logprobs, pack_logprobs
@@ -71,7 +71,6 @@ class Engine:
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._requests: dict[int, _Running] = {}
         self._unstarted: set[int] = set()
-        self._uncleared: list[int] = []
         self._is_stopping = False
         self._has_died = False
         self._running_loop: Future[None] | None = None
@@ -141,7 +140,7 @@ class Engine:
     def step(self) -> list[Update]:
         """One step: what each request gained by it."""
         start = time.perf_counter()
-        plan = self._plan()
+        plan = self._scheduler.schedule()
         computed = self._compute(plan)
         if computed is None:
             return self._shed(plan)
@@ -160,14 +159,6 @@ class Engine:
             seconds=time.perf_counter() - start, num_prefill=num_prefill, num_output=len(outcomes)
         )
         return list(updates.values())
-
-    def _plan(self) -> Plan:
-        """The next step; blocks that a step without memory may have left uncleared are cleared."""
-        plan = self._scheduler.schedule()
-        if self._uncleared:
-            plan = replace(plan, new_blocks=[*self._uncleared, *plan.new_blocks])
-            self._uncleared = []
-        return plan
 
     def _compute(self, plan: Plan) -> tuple[list[PromptScores], list[Outcome]] | None:
         """All that a step computes; None when memory ran out. It changes no sequence."""
@@ -188,14 +179,22 @@ class Engine:
         the newest request is. Each such step ends one at least, so they cannot follow for ever.
         """
         release_cached()
-        self._uncleared = list(plan.new_blocks)
+        sequences = [part.sequence for part in plan.slices]
         prefills = [part.sequence for part in plan.slices if not part.is_decode]
-        ended = {one.request_key for one in prefills or [plan.slices[-1].sequence]}
+        ended = {one.request_key for one in prefills or sequences[-1:]}
         for key in ended:
             self._unstarted.discard(key)
             self._drop(key)
+        self._restart([one for one in sequences if one.request_key not in ended], plan.new_blocks)
         error = UnavailableError("the device ran out of memory in a step", retry_after_s=1)
         return [Update(key, error=error) for key in sorted(ended)]
+
+    def _restart(self, sequences: list[Sequence], untouched_blocks: list[int]) -> None:
+        """Compute again, from their start, sequences that own a block which nothing has cleared."""
+        for sequence in sequences:
+            if not set(untouched_blocks).isdisjoint(sequence.block_ids):
+                self._scheduler.remove(sequence)
+                self._scheduler.add(sequence)
 
     def _advance(self, plan: Plan) -> None:
         for part in plan.slices:

@@ -1,11 +1,12 @@
 """The generate service for asyncio: admission, one stream of deltas per request, abort, health."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from triptych.errors import (
@@ -147,12 +148,8 @@ class GenerateService:
             self.metrics.request_ended(str(end.finish_reason))
             yield GenerateDelta(request_id=request_id, choices=[end])
             return
-        mailbox = Mailbox(
-            request_id=request_id, choices=[sequence.choice_index for sequence in sequences]
-        )
-        self._mailboxes[key] = mailbox
-        self._keys_by_id.setdefault(request_id, set()).add(key)
-        try:
+        choices = [sequence.choice_index for sequence in sequences]
+        with self._mailbox(key, request_id, choices) as mailbox:
             self._engine.submit(sequences)
             has_begun = False
             while (delta := await mailbox.get()) is not None:
@@ -160,8 +157,6 @@ class GenerateService:
                     self.metrics.first_token_came(seconds=time.perf_counter() - start)
                     has_begun = True
                 yield delta
-        finally:
-            self._forget(key, request_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request's waiter with ``abort`` at once; False when no such request runs."""
@@ -190,14 +185,22 @@ class GenerateService:
                 retry_after_s=1,
             )
 
-    def _forget(self, key: int, request_id: str) -> None:
-        mailbox = self._mailboxes.pop(key)
-        self._keys_by_id[request_id].discard(key)
-        if not self._keys_by_id[request_id]:
-            del self._keys_by_id[request_id]
-        if not mailbox.has_ended:
-            self._engine.abort(key)
-        self.metrics.request_ended(mailbox.end or "client_gone")
+    @contextlib.contextmanager
+    def _mailbox(self, key: int, request_id: str, choices: list[int]) -> Iterator[Mailbox]:
+        """Where a request's updates arrive; left before its end, the request is aborted."""
+        mailbox = Mailbox(request_id=request_id, choices=choices)
+        self._mailboxes[key] = mailbox
+        self._keys_by_id.setdefault(request_id, set()).add(key)
+        try:
+            yield mailbox
+        finally:
+            del self._mailboxes[key]
+            self._keys_by_id[request_id].discard(key)
+            if not self._keys_by_id[request_id]:
+                del self._keys_by_id[request_id]
+            if not mailbox.has_ended:
+                self._engine.abort(key)
+            self.metrics.request_ended(mailbox.end or "client_gone")
 
     def _deliver_threadsafe(self, updates: list[Update]) -> None:
         assert self._loop is not None, "the engine delivers only after start"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -113,6 +114,30 @@ async def test_decodes_without_memory_end_from_the_newest_until_the_rest_fits(
             assert isinstance(survivor, Answer)
             assert survivor.choices == one.choices
         assert [type(one) for one in given[2:]] == [UnavailableError] * 2
+        await assert_idle(service)
+
+
+async def test_survivor_that_just_got_a_block_is_computed_again_to_the_same_bits(
+    llama: Path,
+) -> None:
+    failed: list[Plan] = []
+
+    def fault(plan: Plan) -> None:
+        is_growing = bool(plan.new_blocks) and all(part.is_decode for part in plan.slices)
+        if is_growing and len(plan.slices) == 2 and not failed:
+            failed.append(plan)
+            allocate_too_much(plan)
+
+    long = ask(range(20, 80), max_tokens=20, temperature=1.0, seed=5, logprobs=2)
+    async with running_service(llama, fault=fault) as service:
+        alone = await answer(service, long)
+        given = await asyncio.gather(
+            answer(service, long), answer(service, ask([7])), return_exceptions=True
+        )
+        assert failed
+        assert isinstance(given[0], Answer)
+        assert given[0].choices == alone.choices
+        assert isinstance(given[1], UnavailableError)
         await assert_idle(service)
 
 
@@ -279,9 +304,10 @@ async def test_fault_behind_the_first_token_is_one_error_event_and_a_status(llam
     async with running_service(llama, fault=fault) as service, front_doors(service) as doors:
         given = await post(doors.http, request, is_stream=True)
         assert given.status_code == 200
-        frames = given.text.strip().split("\n\n")
-        assert [frame.startswith("data: ") for frame in frames] == [True] * 3 + [False]
-        assert frames[-1].startswith("event: error\n")
+        *data, end = given.text.strip().split("\n\n")
+        deltas = [json.loads(frame.removeprefix("data: ")) for frame in data]
+        assert sum(len(delta["choices"][0]["token_ids"]) for delta in deltas) == 3
+        assert end.startswith("event: error\n")
         call = doors.grpc.Generate(request_to_proto(request))
         with pytest.raises(grpc.aio.AioRpcError, match="out of memory"):
             assert not [message async for message in call]
