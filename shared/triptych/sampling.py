@@ -107,7 +107,11 @@ def _check_ranges(params: SamplingParams, limits: Limits) -> None:
     p = params
     checks = (
         ("n", 1 <= p.n <= limits.max_n, f"between 1 and {limits.max_n}"),
-        ("temperature", 0 <= p.temperature <= MAX_TEMPERATURE, f"in [0, {MAX_TEMPERATURE}]"),
+        (
+            "temperature",
+            0 <= p.temperature <= MAX_TEMPERATURE,
+            f"0 or more, at most {MAX_TEMPERATURE:,}",
+        ),
         ("top_p", 0 < p.top_p <= 1, "in (0, 1]"),
         ("top_k", p.top_k >= -1, "0 or -1 (off), or at least 1"),
         ("min_p", 0 <= p.min_p <= 1, "in [0, 1]"),

@@ -215,7 +215,7 @@ async def test_abort_frees_the_blocks_before_the_next_step(llama: Path) -> None:
             await gate.wait_for_step()
             request = msgspec.structs.replace(ask(PROMPT, n=2), request_id="r1")
             aborted = asyncio.create_task(answer(service, request))
-            await until(lambda: service.occupancy().num_waiting == 1)
+            await until(lambda: service.occupancy().num_waiting == 2)
             gate.allowed.release()
             await gate.wait_for_step()
             assert len(gate.plans[-1].slices) == 3
