@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import os
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ from pydantic import Field, SecretStr
 from triptych import logs
 from triptych.errors import SetupError, UnavailableError
 from triptych.models import ModelLocation, ensure
-from triptych.serving import Service, run_loop, serve, stop_on_signals
+from triptych.serving import Service, first_of, run_loop, serve, stop_on_signals
 from triptych.settings import (
     LogLevel,
     ModelSettings,
@@ -35,7 +36,7 @@ from triptych_gateway.settings import GatewaySettings
 from triptych_render.__main__ import create_render_service, load_renderer
 from triptych_render.settings import RenderSettings
 
-#: Seconds between the stop signal and the kill of a generate process that does not end.
+#: Seconds between the end of generate's drain and the kill of a process that does not end.
 _CHILD_GRACE_S = 1.5
 _PR_SET_PDEATHSIG = 1
 
@@ -59,12 +60,15 @@ class ServeSettings(ServiceSettings, ModelSettings):
     threads: int | None = Field(
         None, ge=1, description="torch threads on the CPU; default: all cores"
     )
+    kv_cache_gb: float | None = Field(
+        None, gt=0, description="memory for the KV cache, in GB; default: from the free memory"
+    )
     request_timeout_s: float = Field(600.0, gt=0, description="seconds that one answer may take")
     api_key: SecretStr | None = Field(
         None, description="key that clients of the gateway must send; default: none needed"
     )
     log_level: LogLevel = Field("warning", description="least severity that is logged")
-    shutdown_timeout_s: float = Field(
+    drain_timeout_s: float = Field(
         2.0, ge=0, le=3600, description="seconds that running requests may take after Ctrl-C"
     )
 
@@ -78,17 +82,19 @@ def main(args: list[str]) -> int:
 
 async def _serve(settings: ServeSettings, location: ModelLocation) -> int:
     """Serve until a signal (0) or until generate dies (1)."""
-    stop = stop_on_signals()
+    signals = stop_on_signals()
     target = f"{settings.host}:{settings.generate_grpc_port}"
-    async with _generate_process(settings) as process:
+    async with _generate_process(settings, signals.now) as process:
         link = GrpcGenerate(target, timeout_s=settings.request_timeout_s)
         services = _services(settings, link)
         died = asyncio.create_task(process.wait())
-        info = await _until_up(link, died, stop)
+        info = await _until_up(link, died, signals.drain)
         if info is not None:
-            died.add_done_callback(lambda _: stop.set())
+            died.add_done_callback(lambda _: signals.drain.set())
             await serve(
-                services, stop=stop, on_ready=lambda: _say_ready(settings, services, info, target)
+                services,
+                signals=signals,
+                on_ready=lambda: _say_ready(settings, services, info, target),
             )
         is_dead = died.done() and process.returncode not in {0, -signal.SIGINT, -signal.SIGTERM}
         died.cancel()
@@ -131,17 +137,21 @@ def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
 
 
 @contextlib.asynccontextmanager
-async def _generate_process(settings: ServeSettings) -> AsyncIterator[Process]:
-    """Generate as a child that ends with this process, whatever ends this process."""
+async def _generate_process(settings: ServeSettings, now: asyncio.Event) -> AsyncIterator[Process]:
+    """Generate as a child that ends with this process, whatever ends this process.
+
+    It serves until this process's own requests have ended; then it drains too, until ``now``.
+    """
     flags: dict[str, object] = {
         **settings.model_dump(include={"model", "host", "device", "dtype", "log_level"}),
         "http_port": settings.generate_http_port,
         "grpc_port": settings.generate_grpc_port,
         "max_logprobs": settings.max_logprobs,
-        "shutdown_timeout_s": settings.shutdown_timeout_s,
+        "drain_timeout_s": settings.drain_timeout_s,
         "served_model_name": settings.served_model_name,
         "max_model_len": settings.max_model_len,
         "threads": settings.threads,
+        "kv_cache_gb": settings.kv_cache_gb,
     }
     command = [sys.executable, "-m", "triptych_cli", "generate"]
     for name, value in flags.items():
@@ -153,11 +163,11 @@ async def _generate_process(settings: ServeSettings) -> AsyncIterator[Process]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), _CHILD_GRACE_S)
-        except TimeoutError:
+        limit_s = settings.drain_timeout_s + _CHILD_GRACE_S
+        await first_of(process.wait(), now.wait(), timeout_s=limit_s)
+        with contextlib.suppress(ProcessLookupError):
             process.kill()
-            await process.wait()
+        await process.wait()
 
 
 async def _until_up(
@@ -188,8 +198,12 @@ def _say_ready(
 
 
 def _end_with_parent() -> None:
-    """Runs in the child before it starts: on Linux, SIGTERM when the parent is gone."""
+    """Runs in the child before it starts: on Linux, SIGTERM when the parent is gone.
+
+    In a process group of its own a terminal's Ctrl-C does not reach it: its parent ends it.
+    """
     if sys.platform == "linux":
+        os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import grpc.aio
 
 from triptych.convert import answer_from_proto, delta_from_proto, spec_from_bytes
+from triptych.drain import Drain
 from triptych.errors import InvalidRequestError
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
 from triptych.v1 import derender_pb2, derender_pb2_grpc
@@ -18,13 +19,14 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
     """Keeps one reply's state per stream; errors become statuses at the edge."""
 
-    def __init__(self, derenderer: Derenderer) -> None:
+    def __init__(self, derenderer: Derenderer, drain: Drain) -> None:
         self._derenderer = derenderer
+        self._drain = drain
 
     async def Derender(
         self, request_iterator: AsyncIterator[derender_pb2.DerenderCommand], context: _Context
     ) -> AsyncIterator[derender_pb2.DerenderChunks]:
-        async with RpcEdge(context):
+        async with RpcEdge(context, self._drain):
             reply: ReplyStream | None = None
             async for command in request_iterator:
                 kind = command.WhichOneof("command")
@@ -43,7 +45,7 @@ class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
     async def DerenderWhole(
         self, request: derender_pb2.DerenderWholeRequest, context: _Context
     ) -> derender_pb2.DerenderWholeResponse:
-        async with RpcEdge(context):
+        async with RpcEdge(context, self._drain):
             body = await asyncio.to_thread(
                 self._whole, request, caller_request_id(context, request.request_id)
             )
@@ -71,6 +73,6 @@ class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
 def create_derender_rpc(derenderer: Derenderer) -> RpcServer:
     rpc = RpcServer(["triptych.v1.DerenderService"])
     derender_pb2_grpc.add_DerenderServiceServicer_to_server(
-        DerenderServicer(derenderer), rpc.server
+        DerenderServicer(derenderer, rpc.drain), rpc.server
     )
     return rpc

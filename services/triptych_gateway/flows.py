@@ -1,6 +1,7 @@
 """The path of one OpenAI request: render, then generate per prompt, then derender."""
 
 import contextlib
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import msgspec
 from triptych import sse
 from triptych.reply import Endpoint, Rendered
 from triptych.request_ids import prefixed_id
-from triptych.wire import Generated, GenerateDelta, join_deltas
+from triptych.wire import Generated, GenerateDelta, GenerateRequest, join_deltas
 from triptych_gateway.links import DerenderLink, GenerateLink, RenderLink
 from triptych_gateway.merge import MergedDeltas
 
@@ -45,6 +46,7 @@ class Flow:
 async def start(panels: Panels, endpoint: Endpoint, body: bytes, request_id: str) -> Flow:
     """Render ``body``; everything that is wrong with a request is said here."""
     rendered = await panels.render.render(endpoint, body, request_id)
+    rendered = Rendered(requests=[_seeded(each) for each in rendered.requests], spec=rendered.spec)
     reply_id = prefixed_id("chatcmpl-" if endpoint == "chat" else "cmpl-", request_id)
     return Flow(panels, rendered, reply_id, int(time.time()))
 
@@ -99,6 +101,18 @@ async def _collect_until_stopped(
             generated.stop(fed.done_prompts)
             if fed.is_done:
                 break
+
+
+def _seeded(request: GenerateRequest) -> GenerateRequest:
+    """``request`` with a seed, drawn here where the client gave none.
+
+    Whoever may have to resume a request on another worker must know its seed.
+    """
+    params = request.sampling_params
+    if params.seed is not None:
+        return request
+    seeded = msgspec.structs.replace(params, seed=secrets.randbits(63))
+    return msgspec.structs.replace(request, sampling_params=seeded)
 
 
 def _generated(flow: Flow) -> MergedDeltas:

@@ -37,7 +37,7 @@ def engine_options(settings: GenerateSettings) -> EngineOptions:
         device=settings.device,
         dtype=settings.dtype,
         max_model_len=settings.max_model_len,
-        kv_cache_bytes=settings.kv_cache_bytes,
+        kv_cache_bytes=_bytes(settings.kv_cache_gb),
         prefix_cache=settings.prefix_cache,
         max_step_tokens=settings.max_step_tokens,
         max_num_sequences=settings.max_num_sequences,
@@ -66,4 +66,9 @@ def create_generate_service(service: GenerateService, settings: GenerateSettings
         rpc=create_generate_rpc(service),
         grpc_port=settings.grpc_port,
         background=step_loop,
+        died=service.died,
     )
+
+
+def _bytes(gb: float | None) -> int | None:
+    return None if gb is None else int(gb * 1e9)

@@ -2,8 +2,8 @@
 
 import secrets
 
-from triptych.wire import GenerateRequest
-from triptych_generate.sequence import Sequence
+from triptych.wire import ChoiceDelta, GenerateRequest
+from triptych_generate.sequence import Sequence, finish_reason
 
 
 def make_sequences(
@@ -15,10 +15,11 @@ def make_sequences(
 ) -> list[Sequence]:
     """One sequence per choice. A request without a seed gets a random one here.
 
-    Only the first choice scores the prompt: the others would give the same.
+    Only choice 0 scores the prompt, and not when it is resumed: its scores were sent with its first
+    output at the latest.
     """
     params = request.sampling_params
-    prompt_len = len(request.token_ids) - request.resume_from
+    prompt_len = request.prompt_len
     most = max_model_len if params.max_tokens is None else prompt_len + params.max_tokens
     seed = secrets.randbits(63) if params.seed is None else params.seed
     return [
@@ -33,7 +34,23 @@ def make_sequences(
             eos_token_ids=eos_token_ids,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            scores_prompt=params.prompt_logprobs is not None and choice_index == 0,
+            scores_prompt=(
+                params.prompt_logprobs is not None
+                and choice_index == 0
+                and request.resume_from == 0
+            ),
         )
-        for choice_index in range(params.n)
+        for choice_index in range(request.choice_index, request.choice_index + params.n)
     ]
+
+
+def end_at_cut(sequence: Sequence) -> ChoiceDelta | None:
+    """The end of a resumed sequence whose output was complete when it was cut; else None."""
+    if not sequence.num_output:
+        return None
+    reason, stop_id = finish_reason(sequence)
+    if reason is None:
+        return None
+    return ChoiceDelta(
+        index=sequence.choice_index, token_ids=[], finish_reason=reason, stop_reason=stop_id
+    )

@@ -2,13 +2,16 @@
 
 import logging
 import queue
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
-from triptych.errors import InternalError, TriptychError
+from triptych.errors import InternalError, TriptychError, UnavailableError
 from triptych.logprobs import Logprobs, join_logprobs, pack_logprobs
 from triptych.wire import ChoiceDelta
+from triptych_generate.memory import is_out_of_memory, release_cached
+from triptych_generate.metrics import EngineMetrics
 from triptych_generate.outcomes import Outcome, PromptScores, next_tokens, prompt_scores
 from triptych_generate.runner import Runner
 from triptych_generate.scheduler import Plan, Scheduler
@@ -62,12 +65,14 @@ class Engine:
         scheduler: Scheduler,
         *,
         deliver: Callable[[list[Update]], None],
-        on_death: Callable[[Exception], None],
+        on_death: Callable[[BaseException], None],
+        metrics: EngineMetrics,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._deliver = deliver
         self._on_death = on_death
+        self._metrics = metrics
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._requests: dict[int, _Running] = {}
         self._unstarted: set[int] = set()
@@ -111,7 +116,7 @@ class Engine:
                 updates = self.step()
                 if updates:
                     self._deliver(updates)
-        except Exception as error:  # noqa: BLE001  # the loop's edge: every waiter must hear of it
+        except BaseException as error:  # noqa: BLE001  # the loop's edge: every waiter must hear
             _log.exception("the step loop died")
             self._has_died = True
             self._on_death(error)
@@ -139,20 +144,65 @@ class Engine:
 
     def step(self) -> list[Update]:
         """One step: what each request gained by it."""
+        start = time.perf_counter()
         plan = self._scheduler.schedule()
-        logits = self._runner.run(plan)
+        computed = self._compute(plan)
+        if computed is None:
+            return self._shed(plan)
+        all_scores, outcomes = computed
+        num_prefill = plan.num_prefill_tokens
         self._scheduler.advance(plan)
         for part in plan.slices:
             self._unstarted.discard(part.sequence.request_key)
         updates: dict[int, Update] = {}
-        for scores in prompt_scores(logits):
+        for scores in all_scores:
             self._keep_prompt_scores(scores, updates)
-        for outcome in next_tokens(logits):
+        for outcome in outcomes:
             self._keep_token(outcome, updates)
         self._finish_scored_prompts(plan, updates)
         for key, update in updates.items():
             self._close_update(key, update)
+        self._metrics.step_ended(
+            seconds=time.perf_counter() - start, num_prefill=num_prefill, num_output=len(outcomes)
+        )
         return list(updates.values())
+
+    def _compute(self, plan: Plan) -> tuple[list[PromptScores], list[Outcome]] | None:
+        """All that a step computes; None when memory ran out. It changes no sequence."""
+        try:
+            logits = self._runner.run(plan)
+            return prompt_scores(logits), next_tokens(logits)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            _log.error("a step of %d sequences ran out of memory: %s", len(plan.slices), error)
+            return None
+
+    def _shed(self, plan: Plan) -> list[Update]:
+        """End the requests of a step that ran out of memory; those that may fit without them go on.
+
+        What a step computes is kept only when all of it is there, so the others are planned again
+        as they were. Prefill chunks need most of a step's memory and are ended; if there are none,
+        the newest request is. Each such step ends one at least, so they cannot follow for ever.
+        """
+        release_cached()
+        sequences = [part.sequence for part in plan.slices]
+        prefills = [part.sequence for part in plan.slices if not part.is_decode]
+        ended = {one.request_key for one in prefills or sequences[-1:]}
+        for key in ended:
+            self._unstarted.discard(key)
+            self._drop(key)
+        untouched = [*plan.new_blocks, *(target for _, target in plan.copies)]
+        self._restart([one for one in sequences if one.request_key not in ended], untouched)
+        error = UnavailableError("the device ran out of memory in a step", retry_after_s=1)
+        return [Update(key, error=error) for key in sorted(ended)]
+
+    def _restart(self, sequences: list[Sequence], untouched_blocks: list[int]) -> None:
+        """Compute again, from their start, sequences that own a block which nothing has cleared."""
+        for sequence in sequences:
+            if not set(untouched_blocks).isdisjoint(sequence.block_ids):
+                self._scheduler.remove(sequence)
+                self._scheduler.add(sequence)
 
     def _keep_prompt_scores(self, scores: PromptScores, updates: dict[int, Update]) -> None:
         sequence = scores.sequence

@@ -32,6 +32,8 @@ from triptych.wire import (
 )
 from triptych_generate.service import GenerateService
 
+_ABORT = "/inference/v1/abort_requests"
+
 
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of ``POST /inference/v1/abort_requests``."""
@@ -52,6 +54,8 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         is_alive=lambda: service.is_alive,
         is_ready=is_ready,
         gauges=_gauges(service),
+        collectors=service.metrics.collectors,
+        control_paths=frozenset({_ABORT}),
     )
 
     @app.post("/inference/v1/generate", summary="Generate; a stream with `stream: true`")
@@ -71,7 +75,7 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         note(request, output_tokens=answer.usage().completion_tokens)
         return json_response(encode_generate_response(answer))
 
-    @app.post("/inference/v1/abort_requests", summary="End running requests")
+    @app.post(_ABORT, summary="End running requests")
     async def abort(request: Request) -> dict[str, list[str]]:
         ids = decode_json(await read_body(request, max_body_bytes), AbortBody).request_ids
         return {"aborted": [each for each in ids if service.abort(each)]}
@@ -125,10 +129,10 @@ async def collect(
         request_id=request.request_id or "",
         model=model,
         created=int(time.time()),
-        prompt_tokens=len(request.token_ids) - request.resume_from,
+        prompt_tokens=request.prompt_len,
         choices=choices,
         prompt_logprobs=prompt_logprobs,
-        prompt_token_ids=request.token_ids if request.return_token_ids else None,
+        prompt_token_ids=_prompt_token_ids(request),
         logprobs_mode=request.sampling_params.logprobs_mode,
         cached_tokens=sum(delta.cached_tokens for delta in given),
     )
@@ -138,8 +142,8 @@ async def _events(
     request: GenerateRequest, deltas: AsyncGenerator[GenerateDelta, None], http: Request
 ) -> AsyncGenerator[bytes, None]:
     options = request.stream_options or StreamOptions()
-    prompt_token_ids = request.token_ids if request.return_token_ids else None
-    num_prompt, num_output, num_cached = len(request.token_ids) - request.resume_from, 0, 0
+    prompt_token_ids = _prompt_token_ids(request)
+    num_prompt, num_output, num_cached = request.prompt_len, 0, 0
     start = time.perf_counter()
     async with contextlib.aclosing(deltas):
         async for delta in deltas:
@@ -158,3 +162,7 @@ async def _events(
         usage = count_usage(num_prompt, num_output, num_cached)
         yield sse.frame([encode_generate_chunk(last, usage, None)])
     yield sse.DONE
+
+
+def _prompt_token_ids(request: GenerateRequest) -> list[int] | None:
+    return request.token_ids[: request.prompt_len] if request.return_token_ids else None

@@ -99,10 +99,14 @@ def _num_vocabulary_best(wanted: Wanted) -> int:
 def _others(logits: Tensor, norms: Tensor, wanted: Wanted) -> list[_Entry]:
     """What follows the sampled token in a row ``[vocab]`` that wants chosen ids."""
     if wanted.label_ids is not None:
-        return _entries_of_ids(logits, norms, torch.tensor(wanted.label_ids, device=logits.device))
-    among = torch.tensor(wanted.among_ids, device=logits.device)
+        return _entries_of_ids(logits, norms, _tensor(wanted.label_ids, logits))
+    among = _tensor(wanted.among_ids or (), logits)
     order = logits[among].sort(descending=True, stable=True).indices
     return _entries_of_ids(logits, norms, among[order[: wanted.num_best]])
+
+
+def _tensor(ids: tuple[int, ...], logits: Tensor) -> Tensor:
+    return torch.tensor(ids, dtype=torch.long, device=logits.device)
 
 
 def _entries_of_ids(logits: Tensor, norms: Tensor, ids: Tensor) -> list[_Entry]:

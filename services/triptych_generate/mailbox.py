@@ -1,6 +1,7 @@
 """Where one request's updates wait for its reader, merged, until the request ended."""
 
 import asyncio
+from collections.abc import Iterable
 
 from triptych.errors import TriptychError
 from triptych.wire import ChoiceDelta, FinishReason, GenerateDelta, join_deltas
@@ -14,17 +15,19 @@ class Mailbox:
     request's own output. Exactly one terminal is given: every choice's finish, or one error.
     """
 
-    def __init__(self, *, request_id: str, num_choices: int) -> None:
+    def __init__(self, *, request_id: str, choices: Iterable[int]) -> None:
+        """``choices``: their indexes."""
         self._request_id = request_id
-        self._unfinished = set(range(num_choices))
+        self._unfinished = set(choices)
         self._pending: list[GenerateDelta] = []
         self._error: TriptychError | None = None
         self._news = asyncio.Event()
+        self.end: str | None = None
 
     @property
     def has_ended(self) -> bool:
-        """The terminal has come; it may still wait for its reader."""
-        return self._error is not None or not self._unfinished
+        """The terminal has come; it may still wait for its reader. ``end`` names it."""
+        return self.end is not None
 
     def put(self, update: Update) -> None:
         """Keep an update for the reader; ignored after the terminal."""
@@ -33,7 +36,9 @@ class Mailbox:
         if update.error is not None:
             self.fail(update.error)
             return
-        self._unfinished -= {c.index for c in update.choices if c.finish_reason is not None}
+        for choice in update.choices:
+            if choice.finish_reason is not None:
+                self._finish_choice(choice.index, choice.finish_reason)
         self._pending.append(
             GenerateDelta(
                 request_id=self._request_id,
@@ -53,13 +58,15 @@ class Mailbox:
             for index in sorted(self._unfinished)
         ]
         self._pending.append(GenerateDelta(request_id=self._request_id, choices=ends))
-        self._unfinished.clear()
+        for end in ends:
+            self._finish_choice(end.index, reason)
         self._news.set()
 
     def fail(self, error: TriptychError) -> None:
         """End the request with ``error``, after what already waits."""
         if not self.has_ended:
             self._error = error
+            self.end = error.code or error.type
             self._news.set()
 
     async def get(self) -> GenerateDelta | None:
@@ -85,3 +92,8 @@ class Mailbox:
             prompt_logprobs=prompt_logprobs,
             cached_tokens=sum(delta.cached_tokens for delta in pending),
         )
+
+    def _finish_choice(self, index: int, reason: FinishReason) -> None:
+        self._unfinished.discard(index)
+        if not self._unfinished:
+            self.end = reason

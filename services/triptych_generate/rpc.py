@@ -8,6 +8,7 @@ import grpc.aio
 import msgspec
 
 from triptych.convert import delta_to_proto, info_to_proto, request_from_proto
+from triptych.drain import Drain
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
 from triptych.v1 import generate_pb2, generate_pb2_grpc
 from triptych_generate.service import GenerateService
@@ -16,15 +17,19 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
-    """One stream per request; a cancelled call closes the deltas, which aborts the request."""
+    """One stream per request; a cancelled call closes the deltas, which aborts the request.
 
-    def __init__(self, service: GenerateService) -> None:
+    Abort is answered while the server drains.
+    """
+
+    def __init__(self, service: GenerateService, drain: Drain) -> None:
         self._service = service
+        self._drain = drain
 
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: _Context
     ) -> AsyncIterator[generate_pb2.GenerateDelta]:
-        async with RpcEdge(context):
+        async with RpcEdge(context, self._drain):
             request_id = caller_request_id(context, request.request_id)
             asked = msgspec.structs.replace(request_from_proto(request), request_id=request_id)
             async with contextlib.aclosing(self._service.generate(asked)) as deltas:
@@ -40,10 +45,13 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     async def GetInfo(
         self, request: generate_pb2.GetInfoRequest, context: _Context
     ) -> generate_pb2.GetInfoResponse:
-        return info_to_proto(self._service.info())
+        async with RpcEdge(context, self._drain):
+            return info_to_proto(self._service.info())
 
 
 def create_generate_rpc(service: GenerateService) -> RpcServer:
     rpc = RpcServer(["triptych.v1.GenerateService"])
-    generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateServicer(service), rpc.server)
+    generate_pb2_grpc.add_GenerateServiceServicer_to_server(
+        GenerateServicer(service, rpc.drain), rpc.server
+    )
     return rpc

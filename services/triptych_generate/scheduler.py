@@ -39,6 +39,11 @@ class Plan:
     new_blocks: list[int]
     copies: list[tuple[int, int]] = field(default_factory=list)
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of prefill chunks. Ask before the step has counted its tokens as computed."""
+        return sum(part.num_tokens for part in self.slices if not part.is_decode)
+
 
 @dataclass(slots=True)
 class _Step:

@@ -15,7 +15,7 @@ class Sequence:
 
     Attributes:
         request_key: the engine's number of the request, unique in the process and rising.
-        choice_index: 0 to n - 1.
+        choice_index: names the choice in the answer and, with the seed, its draws.
         prompt_len: tokens of the prompt proper; resumed output is not part of it.
         max_len: the sequence ends with ``length`` when it has this many tokens.
         seed: with the choice index and the output position it fixes every draw.

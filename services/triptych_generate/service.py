@@ -1,10 +1,12 @@
 """The generate service for asyncio: admission, one stream of deltas per request, abort, health."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from triptych.errors import (
@@ -16,9 +18,10 @@ from triptych.errors import (
 )
 from triptych.sampling import Limits, check_request
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
-from triptych_generate.admission import make_sequences
+from triptych_generate.admission import end_at_cut, make_sequences
 from triptych_generate.engine import Engine, Update
 from triptych_generate.mailbox import Mailbox
+from triptych_generate.metrics import EngineMetrics
 from triptych_generate.options import EngineOptions
 from triptych_generate.setup import EngineParts, set_up
 from triptych_generate.worker import Worker
@@ -51,7 +54,10 @@ class Occupancy:
 
 
 class GenerateService:
-    """Serves requests from one engine. Methods run on the event loop that called ``start``."""
+    """Serves requests from one engine. Methods run on the event loop that called ``start``.
+
+    ``died`` is set when the step loop has ended by an error.
+    """
 
     def __init__(self, parts: EngineParts, options: EngineOptions, worker: Worker) -> None:
         """``worker`` loaded the parts and will run the step loop."""
@@ -68,11 +74,14 @@ class GenerateService:
         self._keys_by_id: dict[str, set[int]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
+        self.died = asyncio.Event()
+        self.metrics = EngineMetrics()
         self._engine = Engine(
             parts.runner,
             parts.scheduler,
             deliver=self._deliver_threadsafe,
             on_death=self._die_threadsafe,
+            metrics=self.metrics,
         )
 
     @classmethod
@@ -134,25 +143,29 @@ class GenerateService:
         Raises:
             TriptychError: a refusal before the first delta, or the error that ended the request.
         """
+        start = time.perf_counter()
         self._check(request)
         key = next(self._keys)
         request_id = request.request_id or uuid.uuid4().hex
-        mailbox = Mailbox(request_id=request_id, num_choices=request.sampling_params.n)
-        self._mailboxes[key] = mailbox
-        self._keys_by_id.setdefault(request_id, set()).add(key)
-        try:
-            self._engine.submit(
-                make_sequences(
-                    request,
-                    request_key=key,
-                    max_model_len=self.limits.max_model_len,
-                    eos_token_ids=self._parts.loaded.eos_token_ids,
-                )
-            )
+        sequences = make_sequences(
+            request,
+            request_key=key,
+            max_model_len=self.limits.max_model_len,
+            eos_token_ids=self._parts.loaded.eos_token_ids,
+        )
+        if (end := end_at_cut(sequences[0])) is not None:
+            self.metrics.request_ended(str(end.finish_reason))
+            yield GenerateDelta(request_id=request_id, choices=[end])
+            return
+        choices = [sequence.choice_index for sequence in sequences]
+        with self._mailbox(key, request_id, choices) as mailbox:
+            self._engine.submit(sequences)
+            has_begun = False
             while (delta := await mailbox.get()) is not None:
+                if not has_begun and any(choice.token_ids for choice in delta.choices):
+                    self.metrics.first_token_came(seconds=time.perf_counter() - start)
+                    has_begun = True
                 yield delta
-        finally:
-            self._forget(key, request_id)
 
     def abort(self, request_id: str) -> bool:
         """End a request's waiter with ``abort`` at once; False when no such request runs."""
@@ -181,13 +194,22 @@ class GenerateService:
                 retry_after_s=1,
             )
 
-    def _forget(self, key: int, request_id: str) -> None:
-        mailbox = self._mailboxes.pop(key)
-        self._keys_by_id[request_id].discard(key)
-        if not self._keys_by_id[request_id]:
-            del self._keys_by_id[request_id]
-        if not mailbox.has_ended:
-            self._engine.abort(key)
+    @contextlib.contextmanager
+    def _mailbox(self, key: int, request_id: str, choices: list[int]) -> Iterator[Mailbox]:
+        """Where a request's updates arrive; left before its end, the request is aborted."""
+        mailbox = Mailbox(request_id=request_id, choices=choices)
+        self._mailboxes[key] = mailbox
+        self._keys_by_id.setdefault(request_id, set()).add(key)
+        try:
+            yield mailbox
+        finally:
+            del self._mailboxes[key]
+            self._keys_by_id[request_id].discard(key)
+            if not self._keys_by_id[request_id]:
+                del self._keys_by_id[request_id]
+            if not mailbox.has_ended:
+                self._engine.abort(key)
+            self.metrics.request_ended(mailbox.end or "client_gone")
 
     def _deliver_threadsafe(self, updates: list[Update]) -> None:
         assert self._loop is not None, "the engine delivers only after start"
@@ -199,10 +221,14 @@ class GenerateService:
             if mailbox is not None:
                 mailbox.put(update)
 
-    def _die_threadsafe(self, error: Exception) -> None:
+    def _die_threadsafe(self, error: BaseException) -> None:
         assert self._loop is not None, "the engine dies only after start"
         message = f"the generate engine stopped: {type(error).__name__}"
-        self._loop.call_soon_threadsafe(self._fail_all, InternalError(message))
+        self._loop.call_soon_threadsafe(self._die, InternalError(message))
+
+    def _die(self, error: TriptychError) -> None:
+        self._fail_all(error)
+        self.died.set()
 
     def _fail_all(self, error: TriptychError) -> None:
         for mailbox in self._mailboxes.values():

@@ -25,8 +25,11 @@ class GenerateSettings(PanelSettings, ModelSettings):
         256, ge=16, description="tokens that one step may hold, decodes and prefill chunks together"
     )
     max_waiting: int = Field(256, ge=1, description="requests that may wait; above it: 429")
-    kv_cache_bytes: int | None = Field(
-        None, ge=2**20, description="memory for the KV cache; default: from the free memory"
+    kv_cache_gb: float | None = Field(
+        None,
+        gt=0,
+        description="memory for the KV cache, in GB (10^9 bytes); default: of the free "
+        "memory up to a half on the CPU, four fifths on CUDA",
     )
     cuda_graphs: bool = Field(
         True, description="on CUDA: record steps that only decode once per size, and replay them"

@@ -1,7 +1,6 @@
 """Builds the parts of an engine from its options: model, KV cache, scheduler, runner."""
 
 import logging
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,19 +10,16 @@ from triptych.errors import SetupError
 from triptych_generate.blocks import BlockPool
 from triptych_generate.fused import FUSED_FAMILIES, fuse_layers
 from triptych_generate.kv_cache import KvCache, LayerShape, block_bytes
+from triptych_generate.kv_sizes import KvSizes, kv_sizes, needed_gb
 from triptych_generate.linears import can_pack, pack_linears
 from triptych_generate.loader import LoadedModel, load_model
+from triptych_generate.memory import free_bytes, is_out_of_memory
 from triptych_generate.options import EngineOptions
 from triptych_generate.runner import MakeRunner, Runner, probe_layers, use_paged_attention
 from triptych_generate.scheduler import Scheduler
 from triptych_generate.selftest import check_against_plain, is_invariant, plain_reference
 
 _log = logging.getLogger(__name__)
-
-#: Default size of the KV cache on the CPU, unless one sequence of full length needs more.
-_CPU_CACHE_BYTES = 1 << 30
-#: Default shares of the free memory that the KV cache may take.
-_CPU_SHARE, _CUDA_SHARE = 0.5, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +42,16 @@ def set_up(options: EngineOptions) -> EngineParts:
     Raises:
         SetupError: the model cannot be loaded or is computed wrongly, or memory is too small.
     """
+    try:
+        return _set_up(options)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SetupError(f"memory ran out while the model was loaded: {reason}") from error
+
+
+def _set_up(options: EngineOptions) -> EngineParts:
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     loaded = load_model(options)
@@ -56,30 +62,30 @@ def set_up(options: EngineOptions) -> EngineParts:
     checks: dict[str, Any] = {"block_size": options.block_size, "make_runner": make_runner}
     check_against_plain(loaded, shapes, reference, **checks)
     invariant = is_invariant(loaded, shapes, reference.prompt, **checks)
-    max_model_len, num_blocks = _sizes(options, loaded, shapes)
+    per_block = block_bytes(shapes, options.block_size, loaded.dtype)
+    sizes = kv_sizes(
+        options,
+        max_positions=loaded.max_positions,
+        bytes_per_block=per_block,
+        free_bytes=free_bytes(loaded.device),
+    )
     cache = KvCache(
         shapes,
-        num_blocks=num_blocks,
+        num_blocks=sizes.num_blocks,
         block_size=options.block_size,
         dtype=loaded.dtype,
         device=loaded.device,
     )
     scheduler = Scheduler(
-        BlockPool(num_blocks, options.block_size),
+        BlockPool(sizes.num_blocks, options.block_size),
         max_step_tokens=options.max_step_tokens,
         max_num_sequences=options.max_num_sequences,
         prefix_cache=options.prefix_cache,
     )
-    _log.info(
-        "model ready: dtype %s on %s, context %d, %d KV blocks of %d tokens, batch-invariant: %s",
-        options.dtype,
-        options.device,
-        max_model_len,
-        num_blocks,
-        options.block_size,
-        "yes" if invariant else "no",
+    _log_ready(options, sizes, per_block, invariant=invariant)
+    return EngineParts(
+        loaded, make_runner(loaded, cache), scheduler, sizes.max_model_len, invariant
     )
-    return EngineParts(loaded, make_runner(loaded, cache), scheduler, max_model_len, invariant)
 
 
 def _make_runner(options: EngineOptions, loaded: LoadedModel) -> MakeRunner:
@@ -104,39 +110,29 @@ def prepare_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
     return probe.shapes
 
 
-def _sizes(
-    options: EngineOptions, loaded: LoadedModel, shapes: dict[int, LayerShape]
-) -> tuple[int, int]:
-    """The context in tokens, and the number of KV blocks."""
-    wanted_len = options.max_model_len or loaded.max_positions
-    if wanted_len > loaded.max_positions:
-        raise SetupError(
-            f"max_model_len is {wanted_len:,}, but the model has {loaded.max_positions:,} positions"
-        )
-    per_block = block_bytes(shapes, options.block_size, loaded.dtype)
-    blocks_per_sequence = -(-wanted_len // options.block_size)
-    cache_bytes = options.kv_cache_bytes or _default_cache_bytes(
-        loaded.device, least=blocks_per_sequence * per_block
+def _log_ready(
+    options: EngineOptions, sizes: KvSizes, bytes_per_block: int, *, invariant: bool
+) -> None:
+    _log.info(
+        "model ready: dtype %s on %s, context %d, %d KV blocks of %d tokens, batch-invariant: %s",
+        options.dtype,
+        options.device,
+        sizes.max_model_len,
+        sizes.num_blocks,
+        options.block_size,
+        "yes" if invariant else "no",
     )
-    most = blocks_per_sequence * options.max_num_sequences
-    num_blocks = min(cache_bytes // per_block, most)
-    if num_blocks < 1:
-        raise SetupError(
-            f"kv_cache_bytes is {cache_bytes:,}; at least {per_block:,} are needed "
-            f"(a block of {options.block_size} tokens)"
+    if not invariant:
+        _log.warning(
+            "the self-check found other bits in another batch: on this machine the same request "
+            "may give other last digits, and at a tie another token, beside other requests"
         )
-    capacity = num_blocks * options.block_size
-    if options.max_model_len is not None and capacity < wanted_len:
-        raise SetupError(
-            f"max_model_len is {wanted_len:,}, but the KV cache of {cache_bytes:,} bytes holds "
-            f"{capacity:,} tokens; it needs {blocks_per_sequence * per_block:,} bytes"
+    if sizes.cut_from is not None:
+        blocks = -(-sizes.cut_from // options.block_size)
+        _log.warning(
+            "memory for KV blocks cuts the context from %d to %d tokens; all of it needs "
+            "--kv-cache-gb %s",
+            sizes.cut_from,
+            sizes.max_model_len,
+            needed_gb(blocks * bytes_per_block),
         )
-    return min(wanted_len, capacity), num_blocks
-
-
-def _default_cache_bytes(device: torch.device, *, least: int) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_SHARE)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(max(_CPU_CACHE_BYTES, least), int(free * _CPU_SHARE))

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from triptych.convert import rendered_to_proto
+from triptych.drain import Drain
 from triptych.offload import offload_body
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
 from triptych.v1 import render_pb2, render_pb2_grpc
@@ -18,8 +19,9 @@ _T = TypeVar("_T")
 class RenderServicer(render_pb2_grpc.RenderServiceServicer):
     """Calls the renderer; errors become statuses at the edge."""
 
-    def __init__(self, renderer: Renderer) -> None:
+    def __init__(self, renderer: Renderer, drain: Drain) -> None:
         self._renderer = renderer
+        self._drain = drain
 
     async def RenderChat(
         self, request: render_pb2.RenderRequest, context: _Context
@@ -29,7 +31,7 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
         def render(body: bytes) -> render_pb2.RenderResponse:
             return rendered_to_proto(self._renderer.render_chat(body, request_id=request_id))
 
-        return await _at_edge(context, request.body, render)
+        return await self._at_edge(context, request.body, render)
 
     async def RenderCompletion(
         self, request: render_pb2.RenderRequest, context: _Context
@@ -39,33 +41,35 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
         def render(body: bytes) -> render_pb2.RenderResponse:
             return rendered_to_proto(self._renderer.render_completion(body, request_id=request_id))
 
-        return await _at_edge(context, request.body, render)
+        return await self._at_edge(context, request.body, render)
 
     async def Tokenize(
         self, request: render_pb2.TextRequest, context: _Context
     ) -> render_pb2.TextResponse:
-        answer = await _at_edge(context, request.body, self._renderer.tokenize)
+        answer = await self._at_edge(context, request.body, self._renderer.tokenize)
         return render_pb2.TextResponse(body=answer)
 
     async def Detokenize(
         self, request: render_pb2.TextRequest, context: _Context
     ) -> render_pb2.TextResponse:
-        answer = await _at_edge(context, request.body, self._renderer.detokenize)
+        answer = await self._at_edge(context, request.body, self._renderer.detokenize)
         return render_pb2.TextResponse(body=answer)
 
     async def GetTokenizerInfo(
         self, request: render_pb2.TokenizerInfoRequest, context: _Context
     ) -> render_pb2.TextResponse:
-        return render_pb2.TextResponse(body=self._renderer.tokenizer_info())
+        async with RpcEdge(context, self._drain):
+            return render_pb2.TextResponse(body=self._renderer.tokenizer_info())
+
+    async def _at_edge(self, context: _Context, body: bytes, work: Callable[[bytes], _T]) -> _T:
+        """``work(body)``; what it raises ends the call with the mapped status."""
+        async with RpcEdge(context, self._drain):
+            return await offload_body(body, lambda: work(body))
 
 
 def create_render_rpc(renderer: Renderer) -> RpcServer:
     rpc = RpcServer(["triptych.v1.RenderService"])
-    render_pb2_grpc.add_RenderServiceServicer_to_server(RenderServicer(renderer), rpc.server)
+    render_pb2_grpc.add_RenderServiceServicer_to_server(
+        RenderServicer(renderer, rpc.drain), rpc.server
+    )
     return rpc
-
-
-async def _at_edge(context: _Context, body: bytes, work: Callable[[bytes], _T]) -> _T:
-    """``work(body)``; what it raises ends the call with the mapped status."""
-    async with RpcEdge(context):
-        return await offload_body(body, lambda: work(body))

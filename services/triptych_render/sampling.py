@@ -11,7 +11,7 @@ import msgspec
 
 from triptych.errors import InvalidRequestError
 from triptych.reply import completion_logprobs, stop_strings
-from triptych.sampling import MAX_BAD_WORDS, Limits, check_prompt, check_sampling
+from triptych.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS, Limits, check_prompt, check_sampling
 from triptych.wire import SamplingParams
 from triptych_render.chat_request import ChatRequest
 from triptych_render.completion_request import CompletionRequest
@@ -22,7 +22,6 @@ from triptych_render.shared_fields import SharedFields
 DEFAULT_COMPLETION_TOKENS = 16
 MAX_STOP_STRINGS = 16
 MAX_STRING_CHARS = 1000
-MAX_LOGIT_BIAS = 100
 
 #: Fields that the request and the wire have under one name.
 _SAME_NAMES = (

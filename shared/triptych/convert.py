@@ -118,6 +118,7 @@ def request_to_proto(request: GenerateRequest) -> generate_pb2.GenerateRequest:
         cache_salt=request.cache_salt,
         priority=request.priority,
         resume_from=request.resume_from,
+        choice_index=request.choice_index,
     )
 
 
@@ -131,6 +132,7 @@ def request_from_proto(message: generate_pb2.GenerateRequest) -> GenerateRequest
         cache_salt=message.cache_salt if message.HasField("cache_salt") else None,
         priority=message.priority,
         resume_from=message.resume_from,
+        choice_index=message.choice_index,
     )
 
 

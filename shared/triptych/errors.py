@@ -17,7 +17,7 @@
     └── DeadlineError            504  DEADLINE_EXCEEDED
 
 Raise the leaf where the fact is known; ``http`` and ``rpc`` map it once at their edge. A message
-names the limit and the value. ``SetupError`` stands apart: it ends a process at start-up.
+names the limit and the value. ``SetupError`` stands apart: it ends a process.
 """
 
 from typing import Any, ClassVar
@@ -140,7 +140,7 @@ class DeadlineError(TriptychError):
 
 
 class SetupError(Exception):
-    """A process cannot start; the message is one line for the person who started it."""
+    """A process cannot start or go on; the message is one line for the person who started it."""
 
 
 LEAVES: tuple[type[TriptychError], ...] = (

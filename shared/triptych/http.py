@@ -1,6 +1,7 @@
 """HTTP plumbing that every service shares: the app with its common endpoints, errors and bodies."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -9,10 +10,12 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Depends, FastAPI, Request, Response
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from triptych.drain import Drain, stopping_error
 from triptych.errors import (
     BodyTooLargeError,
     ClientGoneError,
@@ -34,6 +37,8 @@ _T = TypeVar("_T")
 ModelFacts = tuple[str, int | None]
 
 _QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+#: Methods of requests that are answered while the service drains.
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def create_app(
@@ -45,6 +50,8 @@ def create_app(
     is_ready: Callable[[], Awaitable[bool]] | None = None,
     guard: Callable[[Request], Awaitable[None]] | None = None,
     gauges: tuple[GaugeSource, ...] = (),
+    collectors: tuple[Collector, ...] = (),
+    control_paths: frozenset[str] = frozenset(),
 ) -> FastAPI:
     """An app with health, readiness, metrics, version, models, request ids and error mapping.
 
@@ -55,11 +62,16 @@ def create_app(
         is_alive: False ends ``/health`` and ``/ready`` in 503.
         is_ready: whether requests can be served now.
         guard: a dependency that refuses callers of ``/v1/models`` and what is below it.
-        gauges: the service's own figures for ``/metrics``.
+        gauges: figures of the service for ``/metrics``, read when they are asked for.
+        collectors: counters and histograms of the service, under no registry yet.
+        control_paths: what is answered while the service drains, beside all that only reads.
     """
     app = FastAPI(title=f"triptych {service}", description=description, version=_version())
-    metrics = Metrics(service, gauges)
-    app.add_middleware(RequestEdge, service=service, metrics=metrics)
+    metrics = Metrics(service, gauges, collectors)
+    app.state.drain = drain = Drain()
+    app.add_middleware(
+        RequestEdge, service=service, metrics=metrics, drain=drain, control_paths=control_paths
+    )
     app.add_exception_handler(TriptychError, _on_triptych_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     started = int(time.time())
@@ -70,7 +82,8 @@ def create_app(
 
     @app.get("/ready", summary="Can it serve?")
     async def ready() -> Response:
-        can_serve = is_alive() and (is_ready is None or await is_ready())
+        can_serve = not drain.is_draining and is_alive()
+        can_serve = can_serve and (is_ready is None or await is_ready())
         return Response(status_code=200 if can_serve else 503)
 
     @app.get("/metrics", summary="Prometheus metrics")
@@ -115,11 +128,21 @@ def _model_entry(model: ModelFacts, started: int) -> dict[str, Any]:
 
 
 class RequestEdge:
-    """ASGI middleware: request id, metrics, the request's log line, and the last error net."""
+    """ASGI middleware: request id, metrics, drain, the request's log line, the last error net."""
 
-    def __init__(self, app: ASGIApp, *, service: str, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        service: str,
+        metrics: Metrics,
+        drain: Drain,
+        control_paths: frozenset[str],
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._drain = drain
+        self._control_paths = control_paths
         self._log = logging.getLogger(f"triptych.{service}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,18 +163,21 @@ class RequestEdge:
                 message["headers"] = [
                     *message.get("headers", ()),
                     (HEADER.encode(), request_id.encode()),
+                    *([(b"connection", b"close")] if self._drain.is_draining else ()),
                 ]
             await send(message)
 
         start = time.perf_counter()
         try:
-            with self._metrics.in_flight(is_counted=scope["path"] not in _QUIET_PATHS):
+            with (
+                self._metrics.in_flight(is_counted=scope["path"] not in _QUIET_PATHS),
+                self._drain.work() if self._is_work(scope) else contextlib.nullcontext(),
+            ):
                 await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
             status = 499
-        except asyncio.CancelledError:  # the server stops, and this answer took too long to end
-            response = error_response(UnavailableError("the server is stopping", retry_after_s=1))
-            await response(scope, receive, send_with_id)
+        except (UnavailableError, asyncio.CancelledError):  # the server stops: no room, or no time
+            await error_response(stopping_error())(scope, receive, send_with_id)
         except Exception:  # noqa: BLE001  # the request edge
             self._log.exception("request %s failed", request_id)
             if status == 499:
@@ -160,6 +186,9 @@ class RequestEdge:
             status = 500
         finally:
             self._finish(scope, status, request_id, time.perf_counter() - start)
+
+    def _is_work(self, scope: Scope) -> bool:
+        return scope["method"] not in _READS and scope["path"] not in self._control_paths
 
     def _finish(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
         route = scope.get("route")

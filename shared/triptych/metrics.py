@@ -12,6 +12,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,7 +32,12 @@ class GaugeSource:
 class Metrics:
     """Requests of one service by endpoint and status, in flight, seconds taken, and its gauges."""
 
-    def __init__(self, service: str, gauges: tuple[GaugeSource, ...] = ()) -> None:
+    def __init__(
+        self,
+        service: str,
+        gauges: tuple[GaugeSource, ...] = (),
+        collectors: tuple[Collector, ...] = (),
+    ) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         prefix = f"triptych_{service}"
@@ -55,6 +61,8 @@ class Metrics:
         for source in gauges:
             gauge = Gauge(f"{prefix}_{source.name}", source.help, registry=self.registry)
             gauge.set_function(source.read)
+        for collector in collectors:
+            self.registry.register(collector)
 
     @contextmanager
     def in_flight(self, *, is_counted: bool) -> Iterator[None]:

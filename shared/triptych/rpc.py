@@ -1,5 +1,6 @@
 """gRPC plumbing that every service shares: servers, channels, error mapping, health, reflection."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -10,6 +11,7 @@ import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from triptych.drain import Drain, stopping_error
 from triptych.errors import (
     LEAVES,
     DeadlineError,
@@ -47,6 +49,7 @@ class RpcServer:
     def __init__(self, services: Sequence[str]) -> None:
         options = [*_SIZES, *_KEEP_ALIVE, ("grpc.so_reuseport", 0)]
         self.server = grpc.aio.server(options=options)
+        self.drain = Drain()
         self._health = health.aio.HealthServicer()
         self._services = tuple(services)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
@@ -69,8 +72,13 @@ class RpcServer:
         for name in ("", *self._services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    async def stop(self, grace_s: float) -> None:
+    async def begin_drain(self) -> None:
+        """Refuse new work; the health service says NOT_SERVING."""
+        self.drain.begin()
         await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        await self.begin_drain()
         await self.server.stop(grace_s)
 
 
@@ -93,22 +101,31 @@ def caller_request_id(context: grpc.aio.ServicerContext[Any, Any], given: str = 
 
 
 class RpcEdge:
-    """``async with RpcEdge(context):`` ends the call with the mapped status when its body raises.
+    """``async with RpcEdge(context, drain):`` ends the call with the status its body raises.
 
+    Its body is work: refused while the server drains, and cut off when that takes too long.
     A class, not a generator: its ``__aexit__`` is typed to swallow nothing.
     """
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], drain: Drain) -> None:
         self._context = context
+        self._drain = drain
+        self._work = drain.work()
 
     async def __aenter__(self) -> None:
-        return None
+        try:
+            self._work.__enter__()
+        except UnavailableError as error:
+            await _abort(self._context, error)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
+        self._work.__exit__(None, None, None)
         if isinstance(error, TriptychError):
             await _abort(self._context, error)
+        if isinstance(error, asyncio.CancelledError) and self._drain.has_cut_off:
+            await _abort(self._context, stopping_error())
         if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
             _log.error("a call failed", exc_info=error)
             await _abort(self._context, InternalError("internal error; see the server's log"))

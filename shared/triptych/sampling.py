@@ -10,6 +10,11 @@ MAX_LOGPROB_TOKEN_IDS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_SEED = 2**63 - 1
+MAX_LOGIT_BIAS = 100
+#: All tokens are equally likely long before; above float32's range the division would give NaN.
+MAX_TEMPERATURE = 1_000_000
+#: A repetition penalty far from 1 leaves float32's range.
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 1000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,16 +33,41 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
         InvalidRequestError: a parameter out of its range, a token id outside the vocabulary.
         ContextLengthError: no room for the prompt.
     """
-    check_sampling(request.sampling_params, limits)
-    check_prompt(request.token_ids, request.sampling_params, limits)
-    num_output = request.resume_from
-    if not 0 <= num_output < len(request.token_ids):
-        _refuse("resume_from", num_output, f"between 0 and {len(request.token_ids) - 1}")
-    if num_output and request.sampling_params.n > 1:
+    params = request.sampling_params
+    check_sampling(params, limits)
+    last = limits.max_n - params.n
+    if not 0 <= request.choice_index <= last:
+        _refuse_field(
+            "choice_index", request.choice_index, f"between 0 and {last} when n is {params.n}"
+        )
+    most = max(len(request.token_ids) - 1, 0)
+    if not 0 <= request.resume_from <= most:
+        _refuse_field("resume_from", request.resume_from, f"between 0 and {most}")
+    check_prompt(request.token_ids[: request.prompt_len], params, limits)
+    if request.resume_from:
+        _check_resumed(request, limits)
+
+
+def _check_resumed(request: GenerateRequest, limits: Limits) -> None:
+    """The output that a resumed request brings: as much as one choice can have had, or less."""
+    params, num_output = request.sampling_params, request.resume_from
+    if params.n > 1:
         raise InvalidRequestError(
-            f"resume_from continues one sequence, but n is {request.sampling_params.n}",
+            f"resume_from continues one choice, but n is {params.n}; send a request for each, "
+            f"with its choice_index",
             param="resume_from",
         )
+    if params.max_tokens is not None and num_output > params.max_tokens:
+        _refuse_field(
+            "resume_from", num_output, f"at most max_tokens, which is {params.max_tokens}"
+        )
+    if len(request.token_ids) > limits.max_model_len:
+        raise ContextLengthError(
+            f"prompt and output have {len(request.token_ids):,} tokens, "
+            f"limit is {limits.max_model_len:,}",
+            param="token_ids",
+        )
+    _check_ids("token_ids", request.token_ids, limits)
 
 
 def check_prompt(token_ids: list[int], params: SamplingParams, limits: Limits) -> None:
@@ -77,13 +107,21 @@ def _check_ranges(params: SamplingParams, limits: Limits) -> None:
     p = params
     checks = (
         ("n", 1 <= p.n <= limits.max_n, f"between 1 and {limits.max_n}"),
-        ("temperature", 0 <= p.temperature < float("inf"), "0 or more, and finite"),
+        (
+            "temperature",
+            0 <= p.temperature <= MAX_TEMPERATURE,
+            f"0 or more, at most {MAX_TEMPERATURE:,}",
+        ),
         ("top_p", 0 < p.top_p <= 1, "in (0, 1]"),
         ("top_k", p.top_k >= -1, "0 or -1 (off), or at least 1"),
         ("min_p", 0 <= p.min_p <= 1, "in [0, 1]"),
         ("presence_penalty", -2 <= p.presence_penalty <= 2, "in [-2, 2]"),
         ("frequency_penalty", -2 <= p.frequency_penalty <= 2, "in [-2, 2]"),
-        ("repetition_penalty", 0 < p.repetition_penalty < float("inf"), "above 0, and finite"),
+        (
+            "repetition_penalty",
+            MIN_REPETITION_PENALTY <= p.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"in [{MIN_REPETITION_PENALTY}, {MAX_REPETITION_PENALTY}]",
+        ),
         ("seed", p.seed is None or -MAX_SEED - 1 <= p.seed <= MAX_SEED, "a 64-bit integer"),
         ("max_tokens", p.max_tokens is None or p.max_tokens >= 0, "0 or more"),
         ("min_tokens", p.min_tokens >= 0, "0 or more"),
@@ -123,6 +161,11 @@ def _check_id_lists(params: SamplingParams, limits: Limits) -> None:
     )
     for name, ids, most in bounded:
         _check_list(name, ids or [], most, limits)
+    for token_id, bias in (params.logit_bias or {}).items():
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            _refuse(
+                f"logit_bias.{token_id}", bias, f"between -{MAX_LOGIT_BIAS} and {MAX_LOGIT_BIAS}"
+            )
     words = params.bad_words_token_ids or []
     if len(words) > MAX_BAD_WORDS:
         _refuse("bad_words_token_ids", f"{len(words):,} entries", f"at most {MAX_BAD_WORDS:,}")
@@ -155,3 +198,7 @@ def _refuse(name: str, value: object, wanted: str) -> None:
     raise InvalidRequestError(
         f"{name} is {value}; it must be {wanted}", param=f"sampling_params.{name}"
     )
+
+
+def _refuse_field(name: str, value: object, wanted: str) -> None:
+    raise InvalidRequestError(f"{name} is {value}; it must be {wanted}", param=name)

@@ -1,4 +1,4 @@
-"""Running servers: bind everything first, serve until a signal, then stop within a bound."""
+"""Running servers: bind everything first, serve until a signal, drain, stop within a bound."""
 
 import asyncio
 import contextlib
@@ -18,15 +18,18 @@ from triptych.errors import SetupError
 from triptych.rpc import RpcServer
 from triptych.settings import ServiceSettings
 
-#: Seconds for requests that were cut off at the shutdown limit to say so to their clients.
-_CUT_OFF_S = 0.5
+#: Seconds for requests that were cut off to say so to their clients, and for a door to close.
+_CLOSE_S = 1
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Service:
-    """One service, ready to listen: its JSON app, its gRPC server and what lives beside them."""
+    """One service, ready to listen: its JSON app, its gRPC server and what lives beside them.
+
+    ``died``: set when it cannot go on, so that its process ends.
+    """
 
     name: str
     app: FastAPI
@@ -35,6 +38,7 @@ class Service:
     grpc_port: int = 0
     background: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
     addresses: list[str] = field(default_factory=list)
+    died: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class _Server(uvicorn.Server):
@@ -53,46 +57,108 @@ class _Server(uvicorn.Server):
         yield
 
 
+@dataclass(frozen=True, slots=True)
+class StopSignals:
+    """``drain``: end when what runs has ended. ``now``: end at once."""
+
+    drain: asyncio.Event = field(default_factory=asyncio.Event)
+    now: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def stop_on_signals() -> StopSignals:
+    """Events that SIGINT and SIGTERM set: the first one ``drain``, the next one ``now``."""
+    signals = StopSignals()
+
+    def take() -> None:
+        (signals.now if signals.drain.is_set() else signals.drain).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, take)
+    return signals
+
+
 async def serve(
-    services: Sequence[Service], *, stop: asyncio.Event, on_ready: Callable[[], None] | None = None
+    services: Sequence[Service],
+    *,
+    signals: StopSignals,
+    on_ready: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until ``stop`` is set, then let running requests end, all services at once.
+    """Serve until a signal or until a service dies, then drain all services and end.
 
     Raises:
-        SetupError: a port is in use.
+        SetupError: a port is in use, or a service died.
     """
     async with contextlib.AsyncExitStack() as stack:
         listeners = [await stack.enter_async_context(running(each)) for each in services]
         if on_ready is not None:
             on_ready()
-        await stop.wait()
-        _log.info("stopping")
+        await first_of(signals.drain.wait(), *(each.died.wait() for each in services))
+        await _drain(listeners, signals.now)
         await asyncio.gather(*(listener.close() for listener in listeners))
+    if dead := [each.name for each in services if each.died.is_set()]:
+        raise SetupError(f"{', '.join(dead)} cannot go on; the log says why")
 
 
-def stop_on_signals() -> asyncio.Event:
-    """An event that SIGINT and SIGTERM set."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
+async def first_of(*waits: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> None:
+    """Return when one of ``waits`` has, or after ``timeout_s``; the others are cancelled."""
+    tasks = [asyncio.create_task(each) for each in waits]
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drain(listeners: Sequence["Listener"], now: asyncio.Event) -> None:
+    """Take no new work, wait for what runs within the limit, and cut off the rest."""
+    limit_s = max(listener.drain_timeout_s for listener in listeners)
+    _log.info("stopping: requests that run may take %g s more", limit_s)
+    for listener in listeners:
+        await listener.begin_drain()
+    await first_of(_until_idle(listeners), now.wait(), timeout_s=limit_s)
+    num_cut_off = sum(listener.cut_off() for listener in listeners)
+    if num_cut_off:
+        _log.warning("cut off %d requests that still ran", num_cut_off)
+        await first_of(_until_idle(listeners), timeout_s=_CLOSE_S)
+
+
+async def _until_idle(listeners: Sequence["Listener"]) -> None:
+    for listener in listeners:
+        await listener.until_idle()
 
 
 class Listener:
-    """A service that listens. ``close`` waits for running requests up to the service's limit."""
+    """A service that listens."""
 
     def __init__(self, service: Service, http: _Server, listening: asyncio.Task[None]) -> None:
-        self._service = service
+        self._rpc = service.rpc
         self._http = http
         self._listening = listening
+        self._drains = [service.app.state.drain]
+        if service.rpc is not None:
+            self._drains.append(service.rpc.drain)
+        self.drain_timeout_s = service.settings.drain_timeout_s
+
+    async def begin_drain(self) -> None:
+        """Refuse new work; go on answering what only reads, readiness first of all."""
+        for drain in self._drains:
+            drain.begin()
+        if self._rpc is not None:
+            await self._rpc.begin_drain()
+
+    async def until_idle(self) -> None:
+        for drain in self._drains:
+            await drain.until_idle()
+
+    def cut_off(self) -> int:
+        """End what still runs with an error; how many these are."""
+        return sum(drain.cut_off() for drain in self._drains)
 
     async def close(self) -> None:
+        """Stop listening; what still runs has a moment to end."""
         self._http.should_exit = True
-        if self._service.rpc is not None:
-            await self._service.rpc.stop(self._service.settings.shutdown_timeout_s)
+        if self._rpc is not None:
+            await self._rpc.stop(_CLOSE_S)
         await self._listening
-        if cut_off := self._http.server_state.tasks:
-            await asyncio.wait(cut_off, timeout=_CUT_OFF_S)
 
 
 @asynccontextmanager
@@ -127,14 +193,14 @@ def run_service(start: Callable[[], Service], *, log_level: str) -> int:
     """Build one service inside an event loop and serve it; the whole of a service's main.
 
     Raises:
-        SetupError: it cannot start.
+        SetupError: it cannot start, or it died.
     """
     logs.configure(log_level)
 
     async def main() -> int:
-        stop = stop_on_signals()
+        signals = stop_on_signals()
         service = start()
-        await serve([service], stop=stop, on_ready=lambda: _log_ready(service))
+        await serve([service], signals=signals, on_ready=lambda: _log_ready(service))
         return 0
 
     return run_loop(main())
@@ -160,7 +226,7 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=max(1, round(service.settings.shutdown_timeout_s)),
+        timeout_graceful_shutdown=_CLOSE_S,
         server_header=False,
     )
 

@@ -38,8 +38,8 @@ class ServiceSettings(BaseSettings):
     max_body_bytes: int = Field(
         32 * 2**20, ge=1024, description="largest request body, in bytes; above it: 413"
     )
-    shutdown_timeout_s: float = Field(
-        4.0, ge=0, le=3600, description="seconds that running requests may take after a stop signal"
+    drain_timeout_s: float = Field(
+        25.0, ge=0, le=3600, description="seconds that running requests may take after SIGTERM"
     )
 
 

@@ -10,7 +10,8 @@ import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from triptych.errors import InternalError, TriptychError, UnavailableError
+from triptych.drain import stopping_error
+from triptych.errors import InternalError, TriptychError
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -75,7 +76,7 @@ class EventStream(Response):
         await asyncio.gather(sending, *others, return_exceptions=True)
         await self._frames.aclose()
         if is_cut_off:
-            body = error_event(UnavailableError("the server is stopping", retry_after_s=1))
+            body = error_event(stopping_error())
             await send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _send_all(self, send: Send) -> None:

@@ -60,7 +60,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of ``POST /inference/v1/generate`` and of gRPC ``Generate``.
 
     ``resume_from``: how many of the last ``token_ids`` are output already, so that seeds,
-    penalties and limits go on from there.
+    penalties and limits go on from there. ``choice_index``: the index of the first choice: with
+    ``n`` 1 it continues one choice of a request that had several. The prompt is scored with choice
+    0 before its output begins, so neither a resumed request nor one of later choices scores it.
     """
 
     token_ids: list[int]
@@ -75,6 +77,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
     output_mode: Literal["tokens"] = "tokens"
     resume_from: int = 0
+    choice_index: int = 0
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt proper, without the output that a resumed request brings."""
+        return len(self.token_ids) - self.resume_from
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from support.stack import STOP_TIMEOUT_S, running_stack, stop
+from support.stack import STOP_TIMEOUT_S, Stack, running_stack, stop, wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("lifecycle")]
 
@@ -35,24 +36,35 @@ def is_running(pid: int) -> bool:
     return True
 
 
+class Reader(threading.Thread):
+    """A client that streams one chat answer to its end."""
+
+    def __init__(self, stack: Stack, **asked: Any) -> None:
+        super().__init__(daemon=True)
+        self.stack = stack
+        self.body = {"messages": [{"role": "user", "content": "Count."}], "stream": True, **asked}
+        self.begun = threading.Event()
+        self.text = ""
+        self.start()
+        assert self.begun.wait(30)
+
+    def run(self) -> None:
+        url = f"{self.stack.gateway}/v1/chat/completions"
+        with httpx.stream("POST", url, json=self.body, timeout=60) as answer:
+            for part in answer.iter_text():
+                self.text += part
+                self.begun.set()
+
+    def whole_text(self) -> str:
+        """All that came, once the answer has ended."""
+        self.join(30)
+        assert not self.is_alive()
+        return self.text
+
+
 def test_ctrl_c_ends_every_process_in_time_while_an_answer_streams() -> None:
     with running_stack() as stack:
-        first_chunk = threading.Event()
-
-        def read_on() -> None:
-            body = {"messages": [{"role": "user", "content": "Count."}], "stream": True}
-            with httpx.stream(
-                "POST", f"{stack.gateway}/v1/chat/completions", json=body, timeout=30
-            ) as answer:
-                try:
-                    for _ in answer.iter_bytes():
-                        first_chunk.set()
-                except httpx.HTTPError:
-                    pass
-
-        reader = threading.Thread(target=read_on)
-        reader.start()
-        assert first_chunk.wait(30)
+        reader = Reader(stack)
         (child,) = children(stack.process.pid)
         seconds = stop(stack.process)
         reader.join(10)
@@ -63,12 +75,36 @@ def test_ctrl_c_ends_every_process_in_time_while_an_answer_streams() -> None:
         assert "Traceback" not in stack.log.read_text()
 
 
-def test_serve_ends_with_a_message_when_generate_is_killed() -> None:
+def test_sigterm_lets_a_running_answer_end_and_refuses_new_ones() -> None:
+    with running_stack("--drain-timeout-s=60", log_level="info") as stack:
+        reader = Reader(stack, max_tokens=60, ignore_eos=True)
+        (child,) = children(stack.process.pid)
+        stack.process.send_signal(signal.SIGTERM)
+        wait_for(stack.log, stack.process, "stopping")
+        assert httpx.get(f"{stack.gateway}/ready").status_code == 503
+        assert httpx.get(f"{stack.gateway}/health").status_code == 200
+        body = {"messages": [{"role": "user", "content": "Count."}]}
+        refused = httpx.post(f"{stack.gateway}/v1/chat/completions", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        for panel in (stack.render, stack.derender):
+            assert httpx.get(f"{panel}/ready").status_code == 503
+        text = reader.whole_text()
+        assert text.endswith("data: [DONE]\n\n")
+        assert '"finish_reason":"length"' in text
+        assert stack.process.wait(30) == 0
+        assert not is_running(child)
+
+
+def test_killed_generate_ends_a_stream_with_an_error_and_serve_with_a_message() -> None:
     with running_stack() as stack:
+        reader = Reader(stack)
         (child,) = children(stack.process.pid)
         os.kill(child, signal.SIGKILL)
         assert stack.process.wait(10) == 1
         assert "generate ended with status -9" in stack.log.read_text()
+        *_, end = reader.whole_text().strip().split("\n\n")
+        assert end.startswith("event: error\n")
+        assert '"code":"unavailable"' in end
 
 
 def test_generate_ends_with_its_parent() -> None:

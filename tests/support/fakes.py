@@ -23,7 +23,7 @@ Script = Callable[[GenerateRequest], AsyncGenerator[GenerateDelta, None]]
 
 
 class FakeRender:
-    """Reads ``{"prompts": [[ids]…], "n", "stream", "stop"}`` instead of OpenAI's fields."""
+    """Reads ``{"prompts": [[ids]…], "n", "stream", "stop", "seed"}`` instead of OpenAI's fields."""
 
     async def render(self, endpoint: Endpoint, body: bytes, request_id: str) -> Rendered:
         asked = msgspec.json.decode(body)
@@ -39,7 +39,7 @@ class FakeRender:
         requests = [
             GenerateRequest(
                 token_ids=ids,
-                sampling_params=SamplingParams(n=n),
+                sampling_params=SamplingParams(n=n, seed=asked.get("seed")),
                 request_id=f"{request_id}-{index}",
             )
             for index, ids in enumerate(asked["prompts"])

@@ -3,14 +3,25 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
+
+from support.net import listening
 from triptych.logprobs import Logprobs
+from triptych.rpc import open_channel
+from triptych.v1 import generate_pb2_grpc
 from triptych.wire import ChoiceDelta, GenerateDelta, GenerateRequest, SamplingParams, join_deltas
+from triptych_generate.http import create_generate_app
 from triptych_generate.options import EngineOptions
+from triptych_generate.rpc import create_generate_rpc
+from triptych_generate.runner import Runner, StepLogits
+from triptych_generate.scheduler import Plan
 from triptych_generate.service import GenerateService
+from triptych_generate.setup import set_up
+from triptych_generate.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +67,54 @@ async def running_service(model_dir: Path, **options: Any) -> AsyncIterator[Gene
         await service.stop()
 
 
-def load_service(model_dir: Path, **options: Any) -> GenerateService:
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Clients of a service's two front doors, over real sockets."""
+
+    http: httpx.AsyncClient
+    grpc: "generate_pb2_grpc.GenerateServiceAsyncStub"
+
+
+@asynccontextmanager
+async def front_doors(service: GenerateService) -> AsyncIterator[Doors]:
+    """``service``, which runs, behind JSON and gRPC."""
+    app = create_generate_app(service, max_body_bytes=1 << 20)
+    async with listening(app, create_generate_rpc(service)) as listener:
+        http_address, grpc_address = listener.addresses
+        async with (
+            httpx.AsyncClient(base_url=http_address, timeout=60) as http,
+            open_channel(grpc_address.removeprefix("grpc://")) as channel,
+        ):
+            yield Doors(http, generate_pb2_grpc.GenerateServiceStub(channel))
+
+
+def load_service(
+    model_dir: Path, *, fault: Callable[[Plan], None] | None = None, **options: Any
+) -> GenerateService:
+    """A service that is not started. ``fault`` is called before each step, on the worker thread."""
     defaults = {"served_model_name": "tiny", "kv_cache_bytes": 1 << 22, "num_threads": 1}
-    return GenerateService.load(EngineOptions(model_dir=model_dir, **{**defaults, **options}))
+    chosen = EngineOptions(model_dir=model_dir, **{**defaults, **options})
+    return GenerateService.load(chosen) if fault is None else load_faulty(chosen, fault)
+
+
+def load_faulty(options: EngineOptions, fault: Callable[[Plan], None]) -> GenerateService:
+    """A service whose runner calls ``fault`` before each step."""
+    worker = Worker("generate-engine")
+    parts = worker.submit(lambda: set_up(options)).result()
+    faulty = replace(parts, runner=FaultyRunner(parts.runner, fault))
+    return GenerateService(faulty, options, worker)
+
+
+class FaultyRunner(Runner):
+    """A runner that calls ``fault`` with each step's plan first; what it raises is the step's."""
+
+    def __init__(self, runner: Runner, fault: Callable[[Plan], None]) -> None:
+        self._runner = runner
+        self._fault = fault
+
+    def run(self, plan: Plan) -> StepLogits:
+        self._fault(plan)
+        return self._runner.run(plan)
 
 
 def ask(token_ids: Iterable[int], **params: Any) -> GenerateRequest:

@@ -14,7 +14,7 @@ from triptych.settings import ServiceSettings
 @asynccontextmanager
 async def listening(app: FastAPI, rpc: RpcServer | None = None) -> AsyncIterator[Service]:
     """``app`` (and ``rpc``) on free ports of the loopback address."""
-    settings = ServiceSettings(http_port=0, shutdown_timeout_s=1)
+    settings = ServiceSettings(http_port=0, drain_timeout_s=1)
     service = Service(name="test", app=app, settings=settings, rpc=rpc)
     async with running(service):
         yield service

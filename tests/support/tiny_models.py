@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
@@ -12,6 +13,8 @@ VOCAB_SIZE = 199
 MAX_POSITIONS = 512
 #: Shorter than the tests' prompts, so that windows matter.
 WINDOW = 24
+#: The token of ``make_poisoned_model``.
+POISON = 13
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -50,7 +53,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
         "query_pre_attn_scalar": 16,
     },
-    "gemma3_text": {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 16},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 30.0,
+        "query_pre_attn_scalar": 16,
+    },
     "gemma4_text": {
         "head_dim": 16,
         "global_head_dim": 32,
@@ -101,6 +110,16 @@ def make_tiny_model(
     _spread_constants(model)
     model.generation_config.eos_token_id = eos_token_id
     model.save_pretrained(directory)
+    return directory
+
+
+def make_poisoned_model(directory: Path) -> Path:
+    """A llama that gives NaN wherever the token ``POISON`` was seen."""
+    make_tiny_model("llama", directory, tie_word_embeddings=False)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.embed_tokens.weight"][POISON] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
     return directory
 
 

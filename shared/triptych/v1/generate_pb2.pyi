@@ -140,7 +140,7 @@ class SamplingParams(_message.Message):
     n: _builtins.int
     """sequences per prompt, from 1; absent = 1"""
     temperature: _builtins.float
-    """from 0 (greedy); absent = 1"""
+    """in [0 (greedy), 1,000,000]; absent = 1"""
     top_p: _builtins.float
     """in (0, 1]; absent = 1"""
     top_k: _builtins.int
@@ -152,7 +152,7 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """in [-2, 2]; absent = 0"""
     repetition_penalty: _builtins.float
-    """above 0; absent = 1"""
+    """in [0.001, 1000]; absent = 1"""
     seed: _builtins.int
     """absent = drawn by the worker"""
     max_tokens: _builtins.int
@@ -172,7 +172,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """token id -> added to its logit"""
+        """token id -> added to its logit, in [-100, 100]"""
 
     @_builtins.property
     def allowed_token_ids(self) -> Global___TokenIds:
@@ -288,6 +288,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESUME_FROM_FIELD_NUMBER: _builtins.int
+    CHOICE_INDEX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """carried into logs and answers; empty = made by the worker"""
     model: _builtins.str
@@ -297,7 +298,9 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """lower runs earlier"""
     resume_from: _builtins.int
-    """how many of the last token_ids are output already"""
+    """how many of the last token_ids are output already; then n is 1"""
+    choice_index: _builtins.int
+    """index of the first choice, 0 to 63: continues one of several"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the prompt, at least 1 id"""
@@ -314,10 +317,11 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str | None = ...,
         priority: _builtins.int = ...,
         resume_from: _builtins.int = ...,
+        choice_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "cache_salt", b"cache_salt", "sampling_params", b"sampling_params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "cache_salt", b"cache_salt", "model", b"model", "priority", b"priority", "request_id", b"request_id", "resume_from", b"resume_from", "sampling_params", b"sampling_params", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "cache_salt", b"cache_salt", "choice_index", b"choice_index", "model", b"model", "priority", b"priority", "request_id", b"request_id", "resume_from", b"resume_from", "sampling_params", b"sampling_params", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -378,7 +382,7 @@ class ChoiceDelta(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     STOP_STRING_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """0 to n-1"""
+    """choice_index to choice_index + n - 1"""
     finish_reason: Global___FinishReason.ValueType
     """set once, on the choice's last message"""
     stop_token_id: _builtins.int
@@ -433,7 +437,7 @@ class GenerateDelta(_message.Message):
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChoiceDelta]: ...
     @_builtins.property
     def prompt_logprobs(self) -> Global___Logprobs:
-        """once, on the first message, when asked"""
+        """once, with choice 0's first output, when asked"""
 
     def __init__(
         self,

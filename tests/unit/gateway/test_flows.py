@@ -96,6 +96,23 @@ async def test_prompts_of_a_large_request_take_turns(is_stream: bool) -> None:
     assert most == MAX_RUNNING
 
 
+@pytest.mark.parametrize("seed", [None, 0, 7])
+async def test_generate_gets_the_clients_seed_or_one_of_the_gateways(seed: int | None) -> None:
+    seeds: list[int | None] = []
+
+    async def script(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        seeds.append(request.sampling_params.seed)
+        yield token(request, 7, is_last=True)
+
+    async with http_client(gateway(FakeGenerate(script))) as client:
+        await client.post(PATHS[1], json={"prompts": [[1], [2]], "seed": seed})
+    if seed is None:
+        assert None not in seeds
+        assert seeds[0] != seeds[1]
+    else:
+        assert seeds == [seed, seed]
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_stream_keeps_each_prompts_order_whatever_the_timing(path: str) -> None:
     app = gateway(FakeGenerate(tokens(*range(20), delay_s=0.003)))

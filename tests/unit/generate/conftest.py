@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.tiny_models import make_tiny_model
+from support.tiny_models import make_poisoned_model, make_tiny_model
 
 #: Kernels run through Triton's interpreter, with or without a GPU; read when they are defined.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -26,3 +26,9 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[family]
 
     return directory_of
+
+
+@pytest.fixture(scope="session")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that gives NaN wherever the token ``POISON`` was seen."""
+    return make_poisoned_model(tmp_path_factory.mktemp("poisoned"))

@@ -1,5 +1,6 @@
 """The checks at load find what they are there for."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from support.generate_runs import load_service
+from support.generate_runs import front_doors, load_service
+from triptych.convert import info_from_proto
 from triptych.errors import SetupError
+from triptych.v1 import generate_pb2
 from triptych_generate.kv_cache import LayerShape
 from triptych_generate.linears import (
     NativeLinear,
@@ -29,6 +32,9 @@ from triptych_generate.selftest import (
     is_invariant,
     plain_reference,
 )
+from triptych_generate.service import GenerateService
+from triptych_generate.setup import set_up
+from triptych_generate.worker import Worker
 
 _BLOCK = 64
 
@@ -133,7 +139,6 @@ def test_row_multiple_follows_the_slowest_class_of_product(
     [
         ({"max_step_tokens": 0}, "max_step_tokens is 0"),
         ({"max_step_tokens": 8, "max_num_sequences": 9}, "less than max_num_sequences 9"),
-        ({"kv_cache_bytes": 1000}, "kv_cache_bytes is 1,000"),
     ],
 )
 def test_options_that_cannot_work_are_refused(
@@ -143,14 +148,25 @@ def test_options_that_cannot_work_are_refused(
         load_service(tiny_dir("llama"), **changes)
 
 
-def test_default_cache_holds_one_sequence_of_full_length(
-    tiny_dir: Callable[[str], Path],
+@pytest.mark.parametrize("found", [True, False])
+async def test_finding_is_reported_in_server_info_and_metrics(
+    found: bool, tiny_dir: Callable[[str], Path]
 ) -> None:
-    service = load_service(tiny_dir("llama"), kv_cache_bytes=None)
-    assert service.limits.max_model_len == 512
+    options = EngineOptions(model_dir=tiny_dir("llama"), served_model_name="tiny")
+    worker = Worker("generate-engine")
+    parts = worker.submit(lambda: set_up(options)).result()
+    service = GenerateService(replace(parts, invariant=found), options, worker)
+    async with front_doors(service) as doors:
+        page = (await doors.http.get("/metrics")).text
+        info = await doors.grpc.GetInfo(generate_pb2.GetInfoRequest())
+    assert f"triptych_generate_invariant {float(found)}\n" in page
+    assert info_from_proto(info).invariant is found
 
 
-def test_default_context_is_what_a_small_cache_holds(tiny_dir: Callable[[str], Path]) -> None:
-    # 3 blocks of 64 tokens, each token 2 layers x 2 heads x (16 + 16) float32.
-    service = load_service(tiny_dir("llama"), kv_cache_bytes=3 * 64 * 128 * 4)
-    assert service.limits.max_model_len == 192
+def test_finding_is_reported_in_the_log(
+    tiny_dir: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        load_service(tiny_dir("llama"))
+    assert "batch-invariant: yes" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

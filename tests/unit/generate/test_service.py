@@ -1,11 +1,9 @@
-"""The service end to end on tiny models: limits, stops, seeds, scores, resume."""
+"""The service end to end on tiny models: limits, stops, seeds, scores."""
 
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -165,6 +163,12 @@ async def test_raw_logprobs_do_not_depend_on_sampling_parameters(llama: Path) ->
     assert tables[0] == tables[1] == tables[2]
 
 
+async def test_empty_list_of_labels_scores_the_sampled_token_alone(llama: Path) -> None:
+    async with running_service(llama) as service:
+        given = await answer(service, ask(PROMPT, max_tokens=2, logprobs=3, logprob_token_ids=[]))
+    assert given.logprobs.counts == [1, 1]
+
+
 async def test_seeded_answer_is_reproducible_and_independent_of_the_batch(llama: Path) -> None:
     request = ask(PROMPT, n=3, max_tokens=12, temperature=1.0, top_p=0.95, seed=99)
     others = [ask([5, i], max_tokens=20, temperature=1.3) for i in range(5)]
@@ -181,28 +185,6 @@ async def test_choices_and_requests_without_a_seed_differ(llama: Path) -> None:
     async with running_service(llama) as service:
         given = await answers(service, [request, request])
     assert len({tuple(c.token_ids) for one in given for c in one.choices}) == 4
-
-
-@pytest.mark.parametrize("num_done", [1, 5, 11])
-async def test_resumed_output_goes_on_exactly(num_done: int, llama: Path) -> None:
-    params: dict[str, Any] = {
-        "max_tokens": 12,
-        "min_tokens": 7,
-        "temperature": 1.0,
-        "seed": 5,
-        "frequency_penalty": 0.8,
-        "repetition_penalty": 1.2,
-        "logprobs": 2,
-    }
-    async with running_service(llama) as service:
-        whole = await answer(service, ask(PROMPT, **params))
-        taken_over = msgspec.structs.replace(
-            ask(PROMPT + whole.token_ids[:num_done], **params), resume_from=num_done
-        )
-        rest = await answer(service, taken_over)
-    assert rest.token_ids == whole.token_ids[num_done:]
-    positions = list(whole.logprobs.positions())
-    assert list(rest.logprobs.positions()) == positions[num_done:]
 
 
 async def test_bad_words_never_appear(llama: Path) -> None:

@@ -1,4 +1,4 @@
-"""How requests to the service end early: refusals, faults, aborts, overload, shutdown."""
+"""How requests to the service end early: refusals, NaN, aborts, overload, shutdown."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from safetensors.torch import load_file, save_file
 
 from support.generate_runs import answer, answers, ask, load_service, running_service, until
-from support.tiny_models import VOCAB_SIZE, make_tiny_model
+from support.tiny_models import POISON, VOCAB_SIZE
 from triptych.errors import (
     ContextLengthError,
     InternalError,
@@ -25,25 +24,11 @@ from triptych.wire import GenerateRequest, SamplingParams, join_deltas
 from triptych_generate.service import GenerateService
 
 PROMPT = list(range(20, 30))
-POISON = 13
 
 
 @pytest.fixture
 def llama(tiny_dir: Callable[[str], Path]) -> Path:
     return tiny_dir("llama")
-
-
-@pytest.fixture(scope="session")
-def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that gives NaN wherever token 13 was seen."""
-    model_dir = make_tiny_model(
-        "llama", tmp_path_factory.mktemp("poisoned"), tie_word_embeddings=False
-    )
-    path = model_dir / "model.safetensors"
-    tensors = load_file(path)
-    tensors["model.embed_tokens.weight"][POISON] = float("nan")
-    save_file(tensors, path, metadata={"format": "pt"})
-    return model_dir
 
 
 async def _wait_until_idle(service: GenerateService) -> None:
@@ -191,19 +176,6 @@ async def test_too_many_waiting_requests_are_refused(llama: Path) -> None:
         assert refused.value.retry_after_s == 1
         await running.aclose()
         assert all(one.token_ids for one in await asyncio.gather(*waiting))
-
-
-async def test_dead_loop_ends_every_waiter_and_shows(llama: Path) -> None:
-    async with running_service(llama) as service:
-        deltas = service.generate(ask(PROMPT))
-        await anext(deltas)
-        service._engine._commands.put("no command")  # type: ignore[arg-type]
-        with pytest.raises(InternalError, match="engine stopped"):
-            async for _ in deltas:
-                pass
-        assert not service.is_alive
-        with pytest.raises(UnavailableError):
-            await answer(service, ask(PROMPT))
 
 
 async def test_stop_ends_every_waiter(llama: Path) -> None:

@@ -91,6 +91,7 @@ def test_request_survives_protobuf(
         cache_salt=salt,
         priority=-3,
         resume_from=1,
+        choice_index=2,
     )
     assert convert.request_from_proto(convert.request_to_proto(request)) == request
 

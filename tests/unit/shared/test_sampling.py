@@ -36,6 +36,8 @@ def request(ids: list[int] | None = None, resume_from: int = 0, **params: Any) -
         {"presence_penalty": 2.1},
         {"frequency_penalty": -2.1},
         {"repetition_penalty": 0.0},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e300},
         {"repetition_penalty": float("nan")},
         {"seed": 2**63},
         {"max_tokens": -1},
@@ -51,6 +53,8 @@ def request(ids: list[int] | None = None, resume_from: int = 0, **params: Any) -
         {"logprob_token_ids": [1] * 1025},
         {"stop_token_ids": [100]},
         {"logit_bias": {100: 1.0}},
+        {"logit_bias": {1: 100.5}},
+        {"logit_bias": {1: float("nan")}},
         {"bad_words_token_ids": [[]]},
         {"bad_words_token_ids": [[100]]},
         {"stop": ["x"]},
@@ -72,6 +76,7 @@ def test_parameter_out_of_range_is_refused_by_name(params: dict[str, Any]) -> No
         {"temperature": 0.0},
         {"top_p": 1.0, "top_k": -1, "min_p": 1.0},
         {"seed": -(2**63)},
+        {"logit_bias": {1: 100.0, 2: -100.0}, "repetition_penalty": 1000.0},
         {"max_tokens": 0},
         {"logprobs": 20, "prompt_logprobs": 0},
         {"logprobs": 26, "allowed_token_ids": list(range(26))},
@@ -104,7 +109,41 @@ def test_prompt_that_fills_the_context_may_be_scored() -> None:
     check_request(request([1] * 16, max_tokens=0), LIMITS)
 
 
-@pytest.mark.parametrize(("resume_from", "n"), [(3, 1), (-1, 1), (1, 2)])
-def test_resume_needs_a_prompt_and_one_sequence(resume_from: int, n: int) -> None:
-    with pytest.raises(InvalidRequestError, match="resume_from"):
-        check_request(request(resume_from=resume_from, n=n), LIMITS)
+@pytest.mark.parametrize(
+    ("changes", "params"),
+    [
+        ({"resume_from": 3}, {}),
+        ({"resume_from": -1}, {}),
+        ({"resume_from": 1}, {"n": 2}),
+        ({"resume_from": 2}, {"max_tokens": 1}),
+        ({"choice_index": -1}, {}),
+        ({"choice_index": 64}, {}),
+        ({"choice_index": 63}, {"n": 2}),
+    ],
+)
+def test_resume_needs_a_prompt_one_choice_and_output_within_the_limit(
+    changes: dict[str, int], params: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_request(msgspec.structs.replace(request(**params), **changes), LIMITS)
+    assert caught.value.param in changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "params"),
+    [
+        ({"resume_from": 2}, {"max_tokens": 2}),
+        ({"choice_index": 63}, {}),
+        ({"choice_index": 62}, {"n": 2}),
+    ],
+)
+def test_resume_at_its_bounds_is_taken(changes: dict[str, int], params: dict[str, Any]) -> None:
+    check_request(msgspec.structs.replace(request(**params), **changes), LIMITS)
+
+
+def test_resumed_output_may_fill_the_context_and_no_more() -> None:
+    check_request(request([1] * 16, resume_from=1), LIMITS)
+    with pytest.raises(ContextLengthError, match="have 17 tokens, limit is 16"):
+        check_request(request([1] * 17, resume_from=2), LIMITS)
+    with pytest.raises(InvalidRequestError, match=r"token_ids\[3\] is 100"):
+        check_request(request([1, 2, 3, 100], resume_from=1), LIMITS)

@@ -1,0 +1,54 @@
+"""The engine's figures for ``/metrics``: of each step and of each request's end."""
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.registry import Collector
+
+_PREFIX = "triptych_generate"
+#: Seconds; from a small model's decode on a GPU to a long prefill on a CPU.
+_STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_FIRST_TOKEN_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+
+
+class EngineMetrics:
+    """Counts and times of one engine. Methods may be called on any thread."""
+
+    def __init__(self) -> None:
+        self._step_seconds = Histogram(
+            f"{_PREFIX}_step_seconds", "seconds of a step", buckets=_STEP_BUCKETS, registry=None
+        )
+        self._tokens = Counter(
+            f"{_PREFIX}_tokens",
+            "tokens computed in prefill chunks (again after preemption), and tokens sampled",
+            ["kind"],
+            registry=None,
+        )
+        self._first_token_seconds = Histogram(
+            f"{_PREFIX}_first_token_seconds",
+            "seconds from a request's admission to its first token",
+            buckets=_FIRST_TOKEN_BUCKETS,
+            registry=None,
+        )
+        self._ended = Counter(
+            f"{_PREFIX}_requests_ended",
+            "admitted requests by how they ended: finish reason, error code, or client_gone",
+            ["reason"],
+            registry=None,
+        )
+        self._prefill = self._tokens.labels("prefill")
+        self._output = self._tokens.labels("output")
+
+    @property
+    def collectors(self) -> tuple[Collector, ...]:
+        """What a registry takes."""
+        return (self._step_seconds, self._tokens, self._first_token_seconds, self._ended)
+
+    def step_ended(self, *, seconds: float, num_prefill: int, num_output: int) -> None:
+        self._step_seconds.observe(seconds)
+        self._prefill.inc(num_prefill)
+        self._output.inc(num_output)
+
+    def first_token_came(self, *, seconds: float) -> None:
+        self._first_token_seconds.observe(seconds)
+
+    def request_ended(self, reason: str) -> None:
+        self._ended.labels(reason).inc()

@@ -1,0 +1,58 @@
+"""Draining: a door that closes takes no new work and lets what runs end."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from triptych.errors import UnavailableError
+
+
+class Drain:
+    """The work in progress behind one door, a task each. Everything runs on one event loop."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+        self.is_draining = False
+        self.has_cut_off = False
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Around a piece of work, which is the current task.
+
+        Raises:
+            UnavailableError: the door is closed.
+        """
+        if self.is_draining:
+            raise stopping_error()
+        task = asyncio.current_task()
+        assert task is not None, "work runs in a task"
+        self._tasks.add(task)
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
+            if not self._tasks:
+                self._is_idle.set()
+
+    def begin(self) -> None:
+        """Take no new work from now on."""
+        self.is_draining = True
+
+    async def until_idle(self) -> None:
+        """Return when no work runs."""
+        await self._is_idle.wait()
+
+    def cut_off(self) -> int:
+        """Cancel what still runs; each edge then says so to its client. How many these are."""
+        self.has_cut_off = True
+        for task in self._tasks:
+            task.cancel()
+        return len(self._tasks)
+
+
+def stopping_error() -> UnavailableError:
+    return UnavailableError("the server is stopping", retry_after_s=1)
