@@ -1,8 +1,11 @@
 """Turns an accepted request into the sequences that the engine runs."""
 
 import secrets
+from typing import Any
 
+from triptych.errors import InvalidRequestError
 from triptych.wire import GenerateRequest
+from triptych_generate.constraint import Constraint
 from triptych_generate.sequence import Sequence
 
 
@@ -36,3 +39,21 @@ def make_sequences(
         )
         for choice_index in range(params.n)
     ]
+
+
+def constrain(sequences: list[Sequence], compiled: Any, *, vocab_size: int) -> None:
+    """Let each sequence follow a compiled grammar, from the output that it begins with.
+
+    Raises:
+        InvalidRequestError: that output does not fit the grammar.
+    """
+    for sequence in sequences:
+        constraint = Constraint(compiled, vocab_size=vocab_size, end_ids=sequence.stop_ids())
+        position = constraint.follow(sequence.token_ids[sequence.prompt_len :])
+        if position is not None:
+            raise InvalidRequestError(
+                f"the output to resume from does not fit structured_outputs at position "
+                f"{position}: token {sequence.token_ids[sequence.prompt_len + position]}",
+                param="token_ids",
+            )
+        sequence.constraint = constraint

@@ -162,6 +162,11 @@ class Engine:
     def _keep_token(self, outcome: Outcome, updates: dict[int, Update]) -> None:
         sequence = outcome.sequence
         update = _update_of(sequence, updates)
+        if outcome.is_end:
+            end = ChoiceDelta(index=sequence.choice_index, token_ids=[], finish_reason="stop")
+            update.choices.append(end)
+            self._retire(sequence)
+            return
         if outcome.token_id is None:
             update.error = update.error or outcome.error
             return

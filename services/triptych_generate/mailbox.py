@@ -1,10 +1,14 @@
 """Where one request's updates wait for its reader, merged, until the request ended."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from triptych.errors import TriptychError
 from triptych.wire import ChoiceDelta, FinishReason, GenerateDelta, join_deltas
 from triptych_generate.engine import Update
+
+_T = TypeVar("_T")
 
 
 class Mailbox:
@@ -20,6 +24,7 @@ class Mailbox:
         self._pending: list[GenerateDelta] = []
         self._error: TriptychError | None = None
         self._news = asyncio.Event()
+        self._end = asyncio.Event()
 
     @property
     def has_ended(self) -> bool:
@@ -34,6 +39,8 @@ class Mailbox:
             self.fail(update.error)
             return
         self._unfinished -= {c.index for c in update.choices if c.finish_reason is not None}
+        if not self._unfinished:
+            self._end.set()
         self._pending.append(
             GenerateDelta(
                 request_id=self._request_id,
@@ -53,13 +60,27 @@ class Mailbox:
         ]
         self._pending.append(GenerateDelta(request_id=self._request_id, choices=ends))
         self._unfinished.clear()
+        self._end.set()
         self._news.set()
 
     def fail(self, error: TriptychError) -> None:
         """End the request with ``error``, after what already waits."""
         if not self.has_ended:
             self._error = error
+            self._end.set()
             self._news.set()
+
+    async def unless_ended(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """The result of ``work``; None, and ``work`` cancelled, when the terminal comes first."""
+        task = asyncio.ensure_future(work)
+        end = asyncio.ensure_future(self._end.wait())
+        try:
+            await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for pending in (task, end):
+                pending.cancel()
+            await asyncio.gather(task, end, return_exceptions=True)
 
     async def get(self) -> GenerateDelta | None:
         """All that waits as one delta, waiting for some; None when the request is over.

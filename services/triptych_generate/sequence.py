@@ -1,8 +1,18 @@
 """The engine's state of one sequence: one choice of one request."""
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from triptych.wire import FinishReason, SamplingParams
+
+
+class TokenConstraint(Protocol):
+    """What a sequence's grammar lets it sample next; ``constraint`` has the one there is."""
+
+    may_end: bool
+    is_too_slow: bool
+
+    def allowed(self, output_ids: list[int]) -> Any: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +32,7 @@ class Sequence:
         scores_prompt: prompt logprobs are wanted of this sequence.
         num_computed: leading tokens whose keys and values are in ``block_ids``.
         num_scored: leading tokens whose prompt logprobs are made (the first has none).
+        constraint: follows the output through the request's grammar; None where there is none.
     """
 
     request_key: int
@@ -37,6 +48,7 @@ class Sequence:
     block_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_scored: int = 1
+    constraint: TokenConstraint | None = None
 
     @property
     def order(self) -> tuple[int, int, int]:

@@ -15,11 +15,13 @@ from triptych.errors import (
     UnavailableError,
 )
 from triptych.sampling import Limits, check_request
-from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
-from triptych_generate.admission import make_sequences
+from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
+from triptych_generate.admission import constrain, make_sequences
 from triptych_generate.engine import Engine, Update
+from triptych_generate.grammars import GrammarStore
 from triptych_generate.mailbox import Mailbox
 from triptych_generate.options import EngineOptions
+from triptych_generate.sequence import Sequence
 from triptych_generate.setup import EngineParts, set_up
 from triptych_generate.worker import Worker
 
@@ -57,6 +59,11 @@ class GenerateService:
             max_model_len=parts.max_model_len,
             max_logprobs=options.max_logprobs,
         )
+        self._grammars = GrammarStore(
+            vocab_size=parts.loaded.vocab_size,
+            eos_token_ids=parts.loaded.eos_token_ids,
+            limits=options.grammars,
+        )
         self._keys = itertools.count()
         self._mailboxes: dict[int, Mailbox] = {}
         self._keys_by_id: dict[str, set[int]] = {}
@@ -88,6 +95,7 @@ class GenerateService:
         """End every request with an error, then the step loop."""
         self._is_stopping = True
         self._fail_all(UnavailableError("the server is shutting down", retry_after_s=1))
+        await self._grammars.close()
         await asyncio.to_thread(self._engine.stop, _STOP_TIMEOUT_S)
 
     @property
@@ -117,6 +125,14 @@ class GenerateService:
             invariant=self._parts.invariant,
         )
 
+    async def put_vocabulary(self, vocabulary: Vocabulary) -> bool:
+        """Keep what a tokenizer's ids mean, for structured outputs; False when it is known.
+
+        Raises:
+            InvalidRequestError: it is not what its checksum says.
+        """
+        return await self._grammars.put_vocabulary(vocabulary)
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
         """The deltas of one request; the last ones hold each choice's finish reason.
 
@@ -132,14 +148,16 @@ class GenerateService:
         self._mailboxes[key] = mailbox
         self._keys_by_id.setdefault(request_id, set()).add(key)
         try:
-            self._engine.submit(
-                make_sequences(
-                    request,
-                    request_key=key,
-                    max_model_len=self.limits.max_model_len,
-                    eos_token_ids=self._parts.loaded.eos_token_ids,
-                )
+            sequences = make_sequences(
+                request,
+                request_key=key,
+                max_model_len=self.limits.max_model_len,
+                eos_token_ids=self._parts.loaded.eos_token_ids,
             )
+            if request.sampling_params.structured_outputs is not None:
+                await mailbox.unless_ended(self._constrain(sequences, request))
+            if not mailbox.has_ended:
+                self._engine.submit(sequences)
             while (delta := await mailbox.get()) is not None:
                 yield delta
         finally:
@@ -157,6 +175,10 @@ class GenerateService:
             self._engine.abort(key)
         return bool(running)
 
+    async def _constrain(self, sequences: list[Sequence], request: GenerateRequest) -> None:
+        compiled = await self._grammars.compiled(request)
+        constrain(sequences, compiled, vocab_size=self.limits.vocab_size)
+
     def _check(self, request: GenerateRequest) -> None:
         served = self._options.served_model_name
         if request.model is not None and request.model != served:
@@ -164,6 +186,7 @@ class GenerateService:
                 f"model {request.model} is not served here; {served} is", param="model"
             )
         check_request(request, self.limits)
+        self._grammars.check(request)
         if not self.is_alive:
             raise UnavailableError("the generate engine is not running", retry_after_s=1)
         if self._engine.num_waiting >= self._options.max_waiting:

@@ -28,6 +28,9 @@ class GenerateSettings(PanelSettings, ModelSettings):
     kv_cache_bytes: int | None = Field(
         None, ge=2**20, description="memory for the KV cache; default: from the free memory"
     )
+    compile_timeout_s: float = Field(
+        5.0, gt=0, le=600, description="seconds that one structured output may take to compile"
+    )
     threads: int | None = Field(
         None, ge=1, description="torch threads on the CPU; default: all cores"
     )
