@@ -207,6 +207,9 @@ def _check_types(schema: dict[str, Any], path: str) -> None:
         raise _refusal(f"{path}.type", f"must be of {', '.join(_TYPES)}, or a list of them")
     if "number" in types and "multipleOf" in schema:
         raise _refusal(f"{path}.multipleOf", "can be held for integers only")
+    bounds = sorted(_NUMBER & schema.keys() - {"multipleOf"})
+    if bounds and "multipleOf" in schema:
+        raise _refusal(f"{path}.{bounds[0]}", "cannot be held beside multipleOf")
     if "format" in schema and schema["format"] not in _FORMATS:
         raise _refusal(f"{path}.format", f"must be one of {', '.join(sorted(_FORMATS))}")
     lengths = [keyword for keyword in ("minLength", "maxLength") if keyword in schema]
