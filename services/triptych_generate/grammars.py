@@ -228,6 +228,8 @@ def _check_vocabulary(vocabulary: Vocabulary, known: _Kept | None) -> None:
 
 
 async def _close(kept: _Kept) -> None:
-    for task in kept.running.values():
+    running = list(kept.running.values())
+    for task in running:
         task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
     await kept.trials.close()

@@ -80,7 +80,7 @@ async def test_output_is_json_that_the_schema_accepts(
 async def test_output_matches_the_pattern(service: GenerateService, temperature: float) -> None:
     pattern = "(ab|yes){1,2}-[0-9a-f]{4}(\\.[xyz]+)?"
     outputs = StructuredOutputs(regex=pattern)
-    params = {"temperature": temperature, "n": 5, "max_tokens": 200, "seed": 3}
+    params: dict[str, Any] = {"temperature": temperature, "n": 5, "max_tokens": 200, "seed": 3}
     given = await answer(service, ask_structured(PROMPT, outputs, **params))
     for choice in given.choices:
         text = text_of(choice.token_ids)
@@ -234,7 +234,10 @@ async def test_stop_tokens_end_output_as_the_grammar_lets_them(service: Generate
 
 async def test_bad_words_and_allowed_ids_narrow_the_grammar(service: GenerateService) -> None:
     one, two = _id("1"), _id("2")
-    params = {"allowed_token_ids": [one, two, EOS_ID], "bad_words_token_ids": [[one, one]]}
+    params: dict[str, Any] = {
+        "allowed_token_ids": [one, two, EOS_ID],
+        "bad_words_token_ids": [[one, one]],
+    }
     given = await answer(
         service, ask_structured(PROMPT, DIGITS, temperature=1.0, seed=1, n=6, **params)
     )
