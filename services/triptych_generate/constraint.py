@@ -11,6 +11,8 @@ from triptych_generate.bindings import native
 #: Processor time (seconds) that one output position may take. An ambiguous grammar can take
 #: longer with every token, and all requests wait for a step.
 MAX_POSITION_S = 0.1
+#: The same for all of the output that a request resumes from, which no step waits for.
+MAX_RESUME_S = 1.0
 
 
 class Constraint:
@@ -31,26 +33,33 @@ class Constraint:
         self.may_end = False
         self.is_too_slow = False
 
-    def follow(self, output_ids: list[int]) -> int | None:
-        """Take the ids that are new since the last call; the position of one that does not fit."""
-        while self._num_seen < len(output_ids):
+    def follow(self, output_ids: list[int], limit_s: float = MAX_RESUME_S) -> int | None:
+        """Take the ids that are new since the last call; the position of one that does not fit.
+
+        Ends early, with ``is_too_slow`` set, after ``limit_s`` seconds of processor time.
+        """
+        end_s = time.thread_time() + limit_s
+        while self._num_seen < len(output_ids) and not self.is_too_slow:
             if not self._matcher.accept_token(output_ids[self._num_seen], False):
                 return self._num_seen
             self._num_seen += 1
+            self.is_too_slow = time.thread_time() > end_s
         return None
 
     def allowed(self, output_ids: list[int]) -> NDArray[np.bool_]:
         """``[vocab_size]``: what may follow ``output_ids``, end tokens included where they may.
 
-        Sets ``may_end``, and ``is_too_slow`` when this took more than ``MAX_POSITION_S``.
+        Sets ``may_end``. Where ``is_too_slow`` is set, nothing is allowed.
         """
-        start = time.thread_time()
-        refused = self.follow(output_ids)
+        refused = self.follow(output_ids, MAX_POSITION_S)
         assert refused is None, "sampled tokens and checked ones fit the grammar"
+        if self.is_too_slow:
+            return np.zeros(self._vocab_size, dtype=np.bool_)
+        start_s = time.thread_time()
         self._matcher.fill_next_token_bitmask(self._words, 0, False)
         bits = np.unpackbits(self._words.view(np.uint8)[0], bitorder="little")
         self.may_end = bool(bits[self._vocab_size])
         allowed = bits[: self._vocab_size].astype(np.bool_)
         allowed[self._end_ids] |= self.may_end
-        self.is_too_slow = time.thread_time() - start > MAX_POSITION_S
+        self.is_too_slow = time.thread_time() - start_s > MAX_POSITION_S
         return allowed

@@ -17,8 +17,10 @@ from triptych.errors import (
 )
 from triptych.structured import digest_of
 from triptych.wire import GenerateRequest, StructuredOutputs, Vocabulary
+from triptych_generate.admission import constrain
 from triptych_generate.bindings import MissingLibraryError, compile_grammar, make_compiler, native
 from triptych_generate.options import GrammarLimits
+from triptych_generate.sequence import Sequence
 from triptych_generate.trials import Trials
 
 _PARAM = "sampling_params.structured_outputs"
@@ -75,6 +77,16 @@ class GrammarStore:
         if request.sampling_params.structured_outputs is not None:
             _require_library()
             self._vocabulary_of(request)
+
+    async def constrain(self, sequences: list[Sequence], request: GenerateRequest) -> None:
+        """Let the sequences of ``request`` follow its grammar, once it is compiled.
+
+        Raises:
+            InvalidRequestError: it cannot be compiled, or the output to resume from does not fit.
+            OverloadedError, UnavailableError: see ``compiled``.
+        """
+        made = await self.compiled(request)
+        await self._in_executor(lambda: constrain(sequences, made, vocab_size=self._vocab_size))
 
     async def compiled(self, request: GenerateRequest) -> Any:
         """The compiled grammar of ``request``, from the cache where it is known.

@@ -16,12 +16,11 @@ from triptych.errors import (
 )
 from triptych.sampling import Limits, check_request
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
-from triptych_generate.admission import constrain, make_sequences
+from triptych_generate.admission import make_sequences
 from triptych_generate.engine import Engine, Update
 from triptych_generate.grammars import GrammarStore
 from triptych_generate.mailbox import Mailbox
 from triptych_generate.options import EngineOptions
-from triptych_generate.sequence import Sequence
 from triptych_generate.setup import EngineParts, set_up
 from triptych_generate.worker import Worker
 
@@ -155,7 +154,7 @@ class GenerateService:
                 eos_token_ids=self._parts.loaded.eos_token_ids,
             )
             if request.sampling_params.structured_outputs is not None:
-                await mailbox.unless_ended(self._constrain(sequences, request))
+                await mailbox.unless_ended(self._grammars.constrain(sequences, request))
             if not mailbox.has_ended:
                 self._engine.submit(sequences)
             while (delta := await mailbox.get()) is not None:
@@ -174,10 +173,6 @@ class GenerateService:
             self._mailboxes[key].finish("abort")
             self._engine.abort(key)
         return bool(running)
-
-    async def _constrain(self, sequences: list[Sequence], request: GenerateRequest) -> None:
-        compiled = await self._grammars.compiled(request)
-        constrain(sequences, compiled, vocab_size=self.limits.vocab_size)
 
     def _check(self, request: GenerateRequest) -> None:
         served = self._options.served_model_name

@@ -9,7 +9,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 
 import msgspec
 
-from triptych.errors import InternalError, InvalidRequestError
+from triptych.errors import InternalError, InvalidRequestError, TriptychError, UnavailableError
 from triptych.wire import StructuredOutputs
 from triptych_generate.compile_process import LENGTH, Start, Verdict, frame
 
@@ -38,6 +38,7 @@ class Trials:
         Raises:
             InvalidRequestError: it cannot be compiled, or takes too long or too much memory.
             InternalError: the process could not be started.
+            UnavailableError: it was ended from outside.
         """
         async with self._turn:
             verdict = await self._ask(outputs)
@@ -79,7 +80,7 @@ class Trials:
                 await self.close()
 
     async def _running(self) -> Process:
-        if self._process is None:
+        if self._process is None or self._process.returncode is not None:
             command = [sys.executable, "-m", "triptych_generate.compile_process"]
             try:
                 self._process = await asyncio.create_subprocess_exec(
@@ -91,10 +92,13 @@ class Trials:
             self._process.stdin.write(frame(self._start))
         return self._process
 
-    def _death(self, returncode: int | None) -> InvalidRequestError:
-        """Why the process ended under a trial: its alarm, or whatever else the grammar caused."""
+    def _death(self, returncode: int | None) -> TriptychError:
+        """Why the process ended under a trial: its alarm, its grammar, or something else."""
         if returncode == -signal.SIGALRM:
-            limit = f"it takes longer to compile than {self._start.timeout_s:g} s, the limit"
+            why = f"it takes longer to compile than {self._start.timeout_s:g} s, the limit"
+        elif returncode in {-signal.SIGSEGV, -signal.SIGABRT}:
+            why = f"it needs more than {self._start.memory_bytes:,} bytes, or breaks the compiler"
         else:
-            limit = f"it needs more than {self._start.memory_bytes:,} bytes, or breaks the compiler"
-        return InvalidRequestError(f"structured_outputs cannot be compiled: {limit}", param=_PARAM)
+            message = f"the compile process ended with status {returncode}"
+            return UnavailableError(message, retry_after_s=1)
+        return InvalidRequestError(f"structured_outputs cannot be compiled: {why}", param=_PARAM)

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -90,14 +92,37 @@ async def test_compile_that_takes_too_much_memory_is_cut_off() -> None:
         await trials.close()
 
 
-async def test_trial_goes_on_after_its_process_was_killed() -> None:
+async def test_trials_go_on_after_their_process_was_killed_while_idle() -> None:
     trials = Trials(TOKENS, timeout_s=60, memory_bytes=1 << 30)
     try:
         assert await trials.run(DIGITS) > 0
         assert trials._process is not None
         os.kill(trials._process.pid, signal.SIGKILL)
-        with pytest.raises(InvalidRequestError, match="breaks the compiler"):
-            await trials.run(DIGITS)
+        await trials._process.wait()
+        assert await trials.run(DIGITS) > 0
+    finally:
+        await trials.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "error", "says"),
+    [
+        (signal.SIGSEGV, InvalidRequestError, "breaks the compiler"),
+        (signal.SIGKILL, UnavailableError, "ended with status -9"),
+    ],
+)
+async def test_death_of_the_process_is_the_grammars_fault_only_if_it_crashed(
+    sent: signal.Signals, error: type[Exception], says: str
+) -> None:
+    trials = Trials(TOKENS, timeout_s=60, memory_bytes=1 << 30)
+    try:
+        assert await trials.run(DIGITS) > 0
+        assert trials._process is not None
+        slow = asyncio.create_task(trials.run(ENDLESS))
+        await asyncio.sleep(0)  # the grammar is on its way
+        os.kill(trials._process.pid, sent)
+        with pytest.raises(error, match=says):
+            await slow
         assert await trials.run(DIGITS) > 0
     finally:
         await trials.close()
@@ -191,6 +216,30 @@ async def test_another_vocabulary_under_a_known_fingerprint_is_refused() -> None
     async with running_store() as store:
         with pytest.raises(InvalidRequestError, match="another vocabulary is kept under tiny"):
             await store.put_vocabulary(make_vocabulary("tiny", TOKENS[:90]))
+
+
+def test_installation_without_xgrammar_says_what_is_missing() -> None:
+    script = """
+import asyncio, sys
+sys.modules["xgrammar"] = None  # as if it were not installed
+from triptych.errors import InvalidRequestError
+from triptych.structured import make_vocabulary
+from triptych_generate.grammars import GrammarStore
+from triptych_generate.options import GrammarLimits
+
+async def main():
+    store = GrammarStore(vocab_size=9, eos_token_ids=frozenset(), limits=GrammarLimits())
+    try:
+        await store.put_vocabulary(make_vocabulary("f", [b"a"]))
+    except InvalidRequestError as error:
+        print(error.message)
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], check=True, capture_output=True, text=True
+    )
+    assert "need xgrammar" in done.stdout
 
 
 async def test_request_waits_for_its_grammar_and_can_be_ended_meanwhile(tmp_path: Any) -> None:

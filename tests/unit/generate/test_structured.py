@@ -271,6 +271,17 @@ async def test_grammar_that_is_too_slow_to_follow_ends_its_request(
     assert service.is_alive
 
 
+async def test_output_to_resume_from_is_followed_for_a_bounded_time(
+    service: GenerateService,
+) -> None:
+    outputs = StructuredOutputs(grammar='root ::= root root | "a" | "ab" | ""')
+    output = [_id("a")] * 450
+    asked = ask_structured([1, *output], outputs, resume_from=450, max_tokens=500)
+    with pytest.raises(InvalidRequestError, match="more than 1 s to follow"):
+        await answer(service, asked)
+    assert service.is_alive
+
+
 async def test_closing_the_stream_frees_the_blocks(service: GenerateService) -> None:
     deltas = service.generate(ask_structured(PROMPT, JSON))
     await anext(deltas)
