@@ -140,6 +140,7 @@ async def test_trial_process_ends_with_its_owner() -> None:
 async def test_compiles_in_line_wait_for_a_bounded_time() -> None:
     async with running_store(compile_timeout_s=100, wait_timeout_s=0.3) as store:
         slow = asyncio.ensure_future(store.compiled(request(ENDLESS)))
+        await until(lambda: any(kept.running for kept in store._kept.values()))
         with pytest.raises(UnavailableError, match=r"waited 0\.3 s") as error:
             await store.compiled(request(DIGITS))
         assert error.value.retry_after_s
