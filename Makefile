@@ -22,6 +22,8 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	@# torch first and alone: an open range would pull a CUDA build of gigabytes on a machine without a GPU
 	$(BIN)/python deploy/install_torch.py $(TORCH)
 	$(BIN)/pip install --disable-pip-version-check -q -c $(LOCK) -e '.[dev]'
+	@# alone: it requires triton (286 MB) for kernels that are not used here
+	$(BIN)/pip install --disable-pip-version-check -q -c $(LOCK) --no-deps xgrammar
 	@touch $@
 
 model: install  ## fetch and convert the built-in model and compile the CPU kernels (once)

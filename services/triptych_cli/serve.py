@@ -33,6 +33,7 @@ from triptych_gateway.flows import Panels
 from triptych_gateway.in_process import InProcessDerender, InProcessRender
 from triptych_gateway.over_grpc import GrpcGenerate
 from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.vocabularies import WithVocabulary
 from triptych_render.__main__ import create_render_service, load_renderer
 from triptych_render.settings import RenderSettings
 
@@ -128,7 +129,8 @@ def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
         request_timeout_s=settings.request_timeout_s,
     )
     renderer, derenderer = load_renderer(render), load_derenderer(derender)
-    panels = Panels(InProcessRender(renderer), link, InProcessDerender(derenderer))
+    derender_link = InProcessDerender(derenderer)
+    panels = Panels(InProcessRender(renderer), WithVocabulary(link, derender_link), derender_link)
     return [
         create_gateway_service(panels, gateway, [link]),
         create_render_service(renderer, render),

@@ -10,7 +10,15 @@ import msgspec
 
 from triptych.errors import InvalidRequestError, ModelNotFoundError
 from triptych.reply import ReplySpec
-from triptych.wire import ChoiceDelta, Generated, GenerateDelta, Usage, count_usage
+from triptych.structured import make_vocabulary
+from triptych.wire import (
+    ChoiceDelta,
+    Generated,
+    GenerateDelta,
+    Usage,
+    Vocabulary,
+    count_usage,
+)
 from triptych_derender.bodies import (
     ChunkBody,
     WholeBody,
@@ -82,6 +90,15 @@ class Derenderer:
         """
         table = load_token_table(Path(directory))
         return cls(table, model=model, max_model_len=max_model_len, max_logprobs=max_logprobs)
+
+    def vocabulary(self) -> Vocabulary:
+        """The bytes of every id, for structured outputs; special tokens are no text."""
+        table = self.table
+        tokens = [
+            b"" if token_id in table.special_ids else raw
+            for token_id, raw in enumerate(table.bytes_of)
+        ]
+        return make_vocabulary(table.fingerprint, tokens)
 
     def whole(
         self, spec: ReplySpec, answers: Sequence[Generated], *, request_id: str, created: int

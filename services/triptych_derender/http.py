@@ -1,5 +1,8 @@
 """derender's JSON endpoints."""
 
+import asyncio
+
+import msgspec
 from fastapi import FastAPI, Request, Response
 
 from triptych.http import create_app, json_response, read_body
@@ -23,5 +26,11 @@ def create_derender_app(derenderer: Derenderer, *, max_body_bytes: int) -> FastA
     async def derender_completion(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
         return json_response(await offload_body(body, lambda: derenderer.derender_completion(body)))
+
+    @app.get("/vocabulary", summary="The bytes of every token id, for generate")
+    async def vocabulary() -> Response:
+        return json_response(
+            await asyncio.to_thread(lambda: msgspec.json.encode(derenderer.vocabulary()))
+        )
 
     return app

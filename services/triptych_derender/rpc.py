@@ -7,10 +7,11 @@ from typing import Any
 import grpc.aio
 
 from triptych.convert import answer_from_proto, delta_from_proto, spec_from_bytes
+from triptych.convert_structured import vocabulary_to_proto
 from triptych.drain import Drain
 from triptych.errors import InvalidRequestError
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
-from triptych.v1 import derender_pb2, derender_pb2_grpc
+from triptych.v1 import derender_pb2, derender_pb2_grpc, generate_pb2
 from triptych_derender.derenderer import Derenderer, ReplyStream
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -50,6 +51,12 @@ class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
                 self._whole, request, caller_request_id(context, request.request_id)
             )
             return derender_pb2.DerenderWholeResponse(body=body)
+
+    async def GetVocabulary(
+        self, request: derender_pb2.VocabularyRequest, context: _Context
+    ) -> generate_pb2.Vocabulary:
+        async with RpcEdge(context, self._drain):
+            return vocabulary_to_proto(await asyncio.to_thread(self._derenderer.vocabulary))
 
     def _open(self, start: derender_pb2.DerenderStart) -> ReplyStream:
         return self._derenderer.open(

@@ -10,6 +10,7 @@ from triptych_gateway.http import create_gateway_app
 from triptych_gateway.links import Closable
 from triptych_gateway.over_grpc import GrpcDerender, GrpcGenerate, GrpcRender
 from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.vocabularies import WithVocabulary
 
 
 def main(args: list[str]) -> int:
@@ -20,7 +21,7 @@ def main(args: list[str]) -> int:
         render = GrpcRender(settings.render)
         generate = GrpcGenerate(settings.generate, timeout_s=timeout_s)
         derender = GrpcDerender(settings.derender, timeout_s=timeout_s)
-        panels = Panels(render, generate, derender)
+        panels = Panels(render, WithVocabulary(generate, derender), derender)
         return create_gateway_service(panels, settings, [render, generate, derender])
 
     return run_service(start, log_level=settings.log_level)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from triptych.offload import offload, offload_body
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
-from triptych.wire import Generated, GenerateDelta
+from triptych.wire import Generated, GenerateDelta, Vocabulary
 from triptych_gateway.links import ReplyFeed
 
 #: Larger answers are derendered in a thread.
@@ -33,6 +33,8 @@ class DerendererLike(Protocol):
     def whole(
         self, spec: ReplySpec, answers: list[Generated], *, request_id: str, created: int
     ) -> bytes: ...
+
+    def vocabulary(self) -> Vocabulary: ...
 
 
 class InProcessRender:
@@ -78,6 +80,9 @@ class InProcessDerender:
             lambda: self._derenderer.whole(spec, answers, request_id=request_id, created=created),
             is_large=num_tokens > _INLINE_TOKENS,
         )
+
+    async def vocabulary(self) -> Vocabulary:
+        return await offload(self._derenderer.vocabulary, is_large=True)
 
 
 class _InProcessFeed:

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
-from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo
+from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
 
 
 class RenderLink(Protocol):
@@ -26,6 +26,18 @@ class GenerateLink(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]: ...
 
     async def info(self) -> ModelInfo: ...
+
+
+class Worker(GenerateLink, Protocol):
+    """One generate worker."""
+
+    async def put_vocabulary(self, vocabulary: Vocabulary) -> None: ...
+
+
+class VocabularySource(Protocol):
+    """Who knows what the token ids mean: derender."""
+
+    async def vocabulary(self) -> Vocabulary: ...
 
 
 class ReplyFeed(Protocol):

@@ -14,6 +14,7 @@ from triptych.convert import (
     rendered_from_proto,
     request_to_proto,
 )
+from triptych.convert_structured import vocabulary_from_proto, vocabulary_to_proto
 from triptych.errors import UnavailableError
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
 from triptych.rpc import RpcErrors, call_metadata, open_channel
@@ -25,7 +26,7 @@ from triptych.v1 import (
     render_pb2,
     render_pb2_grpc,
 )
-from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo
+from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
 from triptych_gateway.links import ReplyFeed
 
 #: Seconds for render, derender of a whole answer, and questions about a worker.
@@ -97,6 +98,11 @@ class GrpcGenerate:
             request = generate_pb2.GetInfoRequest()
             return info_from_proto(await self._stub.GetInfo(request, timeout=INFO_TIMEOUT_S))
 
+    async def put_vocabulary(self, vocabulary: Vocabulary) -> None:
+        async with RpcErrors(self._name):
+            message = vocabulary_to_proto(vocabulary)
+            await self._stub.PutVocabulary(message, timeout=CALL_TIMEOUT_S)
+
     async def close(self) -> None:
         await self._channel.close(None)
 
@@ -142,6 +148,13 @@ class GrpcDerender:
                 request, timeout=CALL_TIMEOUT_S, metadata=call_metadata(request_id)
             )
             return answer.body
+
+    async def vocabulary(self) -> Vocabulary:
+        async with RpcErrors(self._name):
+            request = derender_pb2.VocabularyRequest()
+            return vocabulary_from_proto(
+                await self._stub.GetVocabulary(request, timeout=CALL_TIMEOUT_S)
+            )
 
     async def close(self) -> None:
         await self._channel.close(None)

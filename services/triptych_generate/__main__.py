@@ -8,7 +8,7 @@ from triptych.models import ensure, require_files
 from triptych.serving import Service, run_service
 from triptych.settings import parse_settings
 from triptych_generate.http import create_generate_app
-from triptych_generate.options import EngineOptions
+from triptych_generate.options import EngineOptions, GrammarLimits
 from triptych_generate.rpc import create_generate_rpc
 from triptych_generate.service import GenerateService
 from triptych_generate.settings import GenerateSettings
@@ -45,6 +45,7 @@ def engine_options(settings: GenerateSettings) -> EngineOptions:
         max_logprobs=settings.max_logprobs,
         cuda_graphs=settings.cuda_graphs,
         num_threads=settings.threads,
+        grammars=GrammarLimits(compile_timeout_s=settings.compile_timeout_s),
     )
 
 

@@ -1,8 +1,11 @@
 """Turns an accepted request into the sequences that the engine runs."""
 
 import secrets
+from typing import Any
 
+from triptych.errors import InvalidRequestError
 from triptych.wire import ChoiceDelta, GenerateRequest
+from triptych_generate.constraint import MAX_RESUME_S, Constraint
 from triptych_generate.sequence import Sequence, finish_reason
 
 
@@ -54,3 +57,27 @@ def end_at_cut(sequence: Sequence) -> ChoiceDelta | None:
     return ChoiceDelta(
         index=sequence.choice_index, token_ids=[], finish_reason=reason, stop_reason=stop_id
     )
+
+
+def constrain(sequences: list[Sequence], compiled: Any, *, vocab_size: int) -> None:
+    """Let each sequence follow a compiled grammar, from the output that it begins with.
+
+    Raises:
+        InvalidRequestError: that output does not fit the grammar, or takes too long to follow.
+    """
+    for sequence in sequences:
+        constraint = Constraint(compiled, vocab_size=vocab_size, end_ids=sequence.stop_ids())
+        position = constraint.follow(sequence.token_ids[sequence.prompt_len :])
+        if position is not None:
+            raise InvalidRequestError(
+                f"the output to resume from does not fit structured_outputs at position "
+                f"{position}: token {sequence.token_ids[sequence.prompt_len + position]}",
+                param="token_ids",
+            )
+        if constraint.is_too_slow:
+            raise InvalidRequestError(
+                f"the output to resume from takes more than {MAX_RESUME_S:g} s to follow in "
+                f"structured_outputs, the limit; the grammar is too ambiguous",
+                param="sampling_params.structured_outputs",
+            )
+        sequence.constraint = constraint

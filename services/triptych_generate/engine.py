@@ -216,6 +216,11 @@ class Engine:
         sequence = outcome.sequence
         if outcome.error is not None:
             self._fail(sequence, outcome.error, updates)
+        if outcome.is_end:
+            end = ChoiceDelta(index=sequence.choice_index, token_ids=[], finish_reason="stop")
+            _update_of(sequence, updates).choices.append(end)
+            self._retire(sequence)
+            return
         if outcome.token_id is None:
             return
         sequence.token_ids.append(outcome.token_id)

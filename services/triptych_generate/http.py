@@ -27,6 +27,7 @@ from triptych.wire import (
     SamplingParams,
     StreamOptions,
     Usage,
+    Vocabulary,
     count_usage,
     join_deltas,
 )
@@ -79,6 +80,11 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
     async def abort(request: Request) -> dict[str, list[str]]:
         ids = decode_json(await read_body(request, max_body_bytes), AbortBody).request_ids
         return {"aborted": [each for each in ids if service.abort(each)]}
+
+    @app.put("/inference/v1/vocabularies", summary="What a tokenizer's ids mean, once a worker")
+    async def put_vocabulary(request: Request) -> dict[str, bool]:
+        vocabulary = decode_json(await read_body(request, max_body_bytes), Vocabulary)
+        return {"is_new": await service.put_vocabulary(vocabulary)}
 
     return app
 

@@ -1,11 +1,14 @@
 """Where one request's updates wait for its reader, merged, until the request ended."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
 
 from triptych.errors import TriptychError
 from triptych.wire import ChoiceDelta, FinishReason, GenerateDelta, join_deltas
 from triptych_generate.engine import Update
+
+_T = TypeVar("_T")
 
 
 class Mailbox:
@@ -22,6 +25,7 @@ class Mailbox:
         self._pending: list[GenerateDelta] = []
         self._error: TriptychError | None = None
         self._news = asyncio.Event()
+        self._over = asyncio.Event()
         self.end: str | None = None
 
     @property
@@ -67,7 +71,20 @@ class Mailbox:
         if not self.has_ended:
             self._error = error
             self.end = error.code or error.type
+            self._over.set()
             self._news.set()
+
+    async def unless_ended(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """The result of ``work``; None, and ``work`` cancelled, when the terminal comes first."""
+        task = asyncio.ensure_future(work)
+        end = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for pending in (task, end):
+                pending.cancel()
+            await asyncio.gather(task, end, return_exceptions=True)
 
     async def get(self) -> GenerateDelta | None:
         """All that waits as one delta, waiting for some; None when the request is over.
@@ -97,3 +114,4 @@ class Mailbox:
         self._unfinished.discard(index)
         if not self._unfinished:
             self.end = reason
+            self._over.set()

@@ -1,4 +1,4 @@
-"""What a request does to its logits before sampling: penalties, bias, forbidden ids."""
+"""What a request does to its logits before sampling: penalties, bias, forbidden ids, grammar."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,8 @@ class Draw:
     """One sequence's next token, as the sampler sees it. ``position`` counts output from 0.
 
     ``forbidden_ids`` cannot be sampled here: stop tokens before ``min_tokens``, last ids of bad
-    words whose other ids end the sequence.
+    words whose other ids end the sequence. ``grammar_mask``: ``[vocab]`` bool on the CPU, what the
+    request's grammar allows; None where it has none.
     """
 
     params: SamplingParams
@@ -25,6 +26,7 @@ class Draw:
     seed: int
     choice_index: int
     forbidden_ids: list[int]
+    grammar_mask: Tensor | None = None
 
     @property
     def position(self) -> int:
@@ -41,6 +43,7 @@ class Draw:
             and not p.logit_bias
             and p.allowed_token_ids is None
             and not self.forbidden_ids
+            and self.grammar_mask is None
         )
 
 
@@ -49,6 +52,9 @@ def draw_of(sequence: Sequence) -> Draw:
     tokens, prompt_len = sequence.token_ids, sequence.prompt_len
     output_ids = tokens[prompt_len:]
     forbidden = sorted(sequence.stop_ids()) if sequence.must_not_stop else []
+    grammar_mask = None
+    if sequence.constraint is not None:
+        grammar_mask = torch.from_numpy(sequence.constraint.allowed(output_ids))
     return Draw(
         params=sequence.params,
         prompt_ids=tokens[:prompt_len],
@@ -56,6 +62,7 @@ def draw_of(sequence: Sequence) -> Draw:
         seed=sequence.seed,
         choice_index=sequence.choice_index,
         forbidden_ids=forbidden + bad_word_ends(sequence.params, output_ids),
+        grammar_mask=grammar_mask,
     )
 
 
@@ -82,6 +89,8 @@ def adjust_logits(logits: Tensor, draw: Draw) -> Tensor:
         adjusted.fill_(_NEVER)[allowed] = values
     if draw.forbidden_ids:
         adjusted[draw.forbidden_ids] = _NEVER
+    if draw.grammar_mask is not None:
+        adjusted.masked_fill_(~draw.grammar_mask.to(logits.device), _NEVER)
     return adjusted
 
 

@@ -1,12 +1,35 @@
 """What an engine is started with: one plain object, filled by the process's settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from triptych.errors import SetupError
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarLimits:
+    """Bounds of a worker's grammars.
+
+    Attributes:
+        max_vocabularies: vocabularies kept; the one that was used longest ago goes.
+        compile_timeout_s: what one grammar may take to compile.
+        compile_memory_bytes: what compiling one may allocate.
+        wait_timeout_s: what a request may wait, the compiles before its own included.
+        max_waiting: grammars that wait for their compile or are in it.
+        max_cached_bytes: compiled grammars kept; those used longest ago go.
+        max_cached: the same, by number; refusals are kept too.
+    """
+
+    max_vocabularies: int = 2
+    compile_timeout_s: float = 5.0
+    compile_memory_bytes: int = 1 << 30
+    wait_timeout_s: float = 30.0
+    max_waiting: int = 64
+    max_cached_bytes: int = 256 << 20
+    max_cached: int = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +52,7 @@ class EngineOptions:
         cuda_graphs: on CUDA, record steps that only decode once per size, and replay them.
         num_threads: torch's threads; None: torch's own choice.
         use_kernels: compute with the compiled CPU kernels where they can be compiled.
+        grammars: bounds of structured outputs.
     """
 
     model_dir: Path
@@ -46,6 +70,7 @@ class EngineOptions:
     cuda_graphs: bool = True
     num_threads: int | None = None
     use_kernels: bool = True
+    grammars: GrammarLimits = field(default_factory=GrammarLimits)
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_step_tokens", "max_num_sequences", "max_waiting"):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from triptych.errors import InternalError, InvalidRequestError, TriptychError
 from triptych.logprobs import Logprobs
+from triptych_generate.constraint import MAX_POSITION_S
 from triptych_generate.logprobs import (
     Wanted,
     score,
@@ -16,18 +17,29 @@ from triptych_generate.logprobs import (
 from triptych_generate.masks import Draw, draw_of
 from triptych_generate.native import Kernels
 from triptych_generate.runner import StepLogits
-from triptych_generate.sampler import NothingAllowedError, Sampled, processed_logits, sample
+from triptych_generate.sampler import (
+    BadLogitsError,
+    NothingAllowedError,
+    Sampled,
+    processed_logits,
+    sample,
+)
 from triptych_generate.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The next token of one sequence, or the error that ends its request."""
+    """The next token of one sequence, the error that ends its request, or its end without a token.
+
+    ``is_end``: its grammar may end here, and nothing can be sampled: EOS is ignored, not allowed,
+    or too early.
+    """
 
     sequence: Sequence
     token_id: int | None = None
     logprobs: Logprobs | None = None
     error: TriptychError | None = None
+    is_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +60,7 @@ def next_tokens(step: StepLogits) -> list[Outcome]:
     sampled = sample(step.sample_logits, draws)
     logprobs = _logprobs_of(step, draws, sampled)
     return [
-        Outcome(
-            sequence,
-            token_id=sampled[row].token_id,
-            logprobs=logprobs.get(row),
-            error=_error_of(sampled[row], draws[row]),
-        )
+        _outcome_of(sequence, sampled[row], draws[row], logprobs.get(row))
         for row, sequence in enumerate(step.samplers)
     ]
 
@@ -67,6 +74,20 @@ def prompt_scores(step: StepLogits) -> list[PromptScores]:
         start += len(rows.positions)
         scores.append(_prompt_scores_of(rows.sequence, rows.positions, logits, step.kernels))
     return scores
+
+
+def _outcome_of(
+    sequence: Sequence, sampled: Sampled, draw: Draw, logprobs: Logprobs | None
+) -> Outcome:
+    constraint = sequence.constraint
+    if constraint is not None and constraint.is_too_slow:
+        return Outcome(sequence, error=_too_slow(draw))
+    if sampled.error is None:
+        return Outcome(sequence, token_id=sampled.token_id, logprobs=logprobs)
+    is_nothing_allowed = isinstance(sampled.error, NothingAllowedError)
+    if constraint is not None and constraint.may_end and is_nothing_allowed:
+        return Outcome(sequence, is_end=True)
+    return Outcome(sequence, error=_error_of(sampled.error, draw))
 
 
 def _prompt_scores_of(
@@ -110,13 +131,20 @@ def _scored_row(logits: Tensor, draw: Draw) -> Tensor:
     return processed_logits(logits.cpu(), draw).to(logits.device)
 
 
-def _error_of(sampled: Sampled, draw: Draw) -> TriptychError | None:
-    if sampled.error is None:
-        return None
-    if isinstance(sampled.error, NothingAllowedError):
+def _too_slow(draw: Draw) -> TriptychError:
+    return InvalidRequestError(
+        f"structured_outputs takes too long to follow at output position {draw.position}: more "
+        f"than {MAX_POSITION_S:g} s for one token; the grammar is too ambiguous",
+        param="sampling_params.structured_outputs",
+    )
+
+
+def _error_of(error: NothingAllowedError | BadLogitsError, draw: Draw) -> TriptychError:
+    if isinstance(error, NothingAllowedError):
         return InvalidRequestError(
-            f"no token is allowed at output position {draw.position}: allowed_token_ids, "
-            f"bad words, min_tokens and bias together exclude the whole vocabulary",
+            f"no token is allowed at output position {draw.position}: structured_outputs, "
+            f"allowed_token_ids, bad words, min_tokens and bias together exclude the whole "
+            f"vocabulary",
             param="sampling_params",
         )
     return InternalError(_bad_logits(f"at output position {draw.position}"))

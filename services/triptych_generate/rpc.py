@@ -8,6 +8,7 @@ import grpc.aio
 import msgspec
 
 from triptych.convert import delta_to_proto, info_to_proto, request_from_proto
+from triptych.convert_structured import vocabulary_from_proto
 from triptych.drain import Drain
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
 from triptych.v1 import generate_pb2, generate_pb2_grpc
@@ -47,6 +48,13 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     ) -> generate_pb2.GetInfoResponse:
         async with RpcEdge(context, self._drain):
             return info_to_proto(self._service.info())
+
+    async def PutVocabulary(
+        self, request: generate_pb2.Vocabulary, context: _Context
+    ) -> generate_pb2.PutVocabularyResponse:
+        async with RpcEdge(context, self._drain):
+            is_new = await self._service.put_vocabulary(vocabulary_from_proto(request))
+            return generate_pb2.PutVocabularyResponse(is_new=is_new)
 
 
 def create_generate_rpc(service: GenerateService) -> RpcServer:

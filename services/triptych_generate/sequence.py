@@ -1,9 +1,19 @@
 """The engine's state of one sequence: one choice of one request."""
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from triptych.logprobs import Logprobs
 from triptych.wire import FinishReason, SamplingParams
+
+
+class TokenConstraint(Protocol):
+    """What a sequence's grammar lets it sample next; ``constraint`` has the one there is."""
+
+    may_end: bool
+    is_too_slow: bool
+
+    def allowed(self, output_ids: list[int]) -> Any: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +43,7 @@ class Sequence:
             that, and without a prefix cache.
         num_expected: tokens that were cached when the sequence began to wait; 0 once it runs.
         num_overtaken: how many sequences began while this one waited for blocks.
+        constraint: follows the output through the request's grammar; None where there is none.
     """
 
     request_key: int
@@ -57,6 +68,7 @@ class Sequence:
     num_cached: int | None = None
     num_expected: int = 0
     num_overtaken: int = 0
+    constraint: TokenConstraint | None = None
 
     def __post_init__(self) -> None:
         self.order = (self.priority, self.request_key, self.choice_index)

@@ -17,9 +17,10 @@ from triptych.errors import (
     UnavailableError,
 )
 from triptych.sampling import Limits, check_request
-from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
+from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
 from triptych_generate.admission import end_at_cut, make_sequences
 from triptych_generate.engine import Engine, Update
+from triptych_generate.grammars import GrammarStore
 from triptych_generate.mailbox import Mailbox
 from triptych_generate.metrics import EngineMetrics
 from triptych_generate.options import EngineOptions
@@ -69,6 +70,11 @@ class GenerateService:
             max_model_len=parts.max_model_len,
             max_logprobs=options.max_logprobs,
         )
+        self._grammars = GrammarStore(
+            vocab_size=parts.loaded.vocab_size,
+            eos_token_ids=parts.loaded.eos_token_ids,
+            limits=options.grammars,
+        )
         self._keys = itertools.count()
         self._mailboxes: dict[int, Mailbox] = {}
         self._keys_by_id: dict[str, set[int]] = {}
@@ -103,6 +109,7 @@ class GenerateService:
         """End every request with an error, then the step loop."""
         self._is_stopping = True
         self._fail_all(UnavailableError("the server is shutting down", retry_after_s=1))
+        await self._grammars.close()
         await asyncio.to_thread(self._engine.stop, _STOP_TIMEOUT_S)
 
     @property
@@ -135,6 +142,14 @@ class GenerateService:
             invariant=self._parts.invariant,
         )
 
+    async def put_vocabulary(self, vocabulary: Vocabulary) -> bool:
+        """Keep what a tokenizer's ids mean, for structured outputs; False when it is known.
+
+        Raises:
+            InvalidRequestError: it is not what its checksum says.
+        """
+        return await self._grammars.put_vocabulary(vocabulary)
+
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
         """The deltas of one request; the last ones hold each choice's finish reason.
 
@@ -159,7 +174,10 @@ class GenerateService:
             return
         choices = [sequence.choice_index for sequence in sequences]
         with self._mailbox(key, request_id, choices) as mailbox:
-            self._engine.submit(sequences)
+            if request.sampling_params.structured_outputs is not None:
+                await mailbox.unless_ended(self._grammars.constrain(sequences, request))
+            if not mailbox.has_ended:
+                self._engine.submit(sequences)
             has_begun = False
             while (delta := await mailbox.get()) is not None:
                 if not has_begun and any(choice.token_ids for choice in delta.choices):
@@ -186,6 +204,7 @@ class GenerateService:
                 f"model {request.model} is not served here; {served} is", param="model"
             )
         check_request(request, self.limits)
+        self._grammars.check(request)
         if not self.is_alive:
             raise UnavailableError("the generate engine is not running", retry_after_s=1)
         if self._engine.num_waiting >= self._options.max_waiting:

@@ -37,6 +37,9 @@ class GenerateSettings(PanelSettings, ModelSettings):
     prefix_cache: bool = Field(
         True, description="reuse the KV blocks of prompts and outputs that begin alike"
     )
+    compile_timeout_s: float = Field(
+        5.0, gt=0, le=600, description="seconds that one structured output may take to compile"
+    )
     threads: int | None = Field(
         None, ge=1, description="torch threads on the CPU; default: all cores"
     )

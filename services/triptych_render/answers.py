@@ -56,5 +56,6 @@ def generate_request_body(request: GenerateRequest) -> bytes:
             "cache_salt": request.cache_salt,
             "priority": request.priority,
             "kv_transfer_params": request.kv_transfer_params,
+            "tokenizer_fingerprint": request.tokenizer_fingerprint,
         }
     )

@@ -274,6 +274,7 @@ class Renderer:
             priority=request.priority,
             kv_transfer_params=request.kv_transfer_params,
             return_token_ids=request.return_token_ids,
+            tokenizer_fingerprint=self._encoder.fingerprint,
         )
 
 

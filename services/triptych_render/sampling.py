@@ -17,6 +17,7 @@ from triptych_render.chat_request import ChatRequest
 from triptych_render.completion_request import CompletionRequest
 from triptych_render.encoder import Encoder
 from triptych_render.shared_fields import SharedFields
+from triptych_render.structured_fields import structured_outputs
 
 #: OpenAI's default for completions; chat takes the context that is left.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -149,6 +150,7 @@ def _sampling(
         prompt_logprobs=prompt_logprobs,
         logit_bias=_logit_bias(request.logit_bias),
         bad_words_token_ids=_bad_words(request.bad_words, encoder),
+        structured_outputs=structured_outputs(request),
         **{name: getattr(request, name) for name in _SAME_NAMES},
     )
     try:

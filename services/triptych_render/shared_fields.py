@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from triptych_render.body import StrictBody
+from triptych_render.structured_fields import StructuredFields
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
@@ -26,7 +27,7 @@ class StreamOptionsFields(StrictBody):
     continuous_usage_stats: bool = False
 
 
-class SharedFields(StrictBody):
+class SharedFields(StructuredFields):
     """Sampling and reply options of both endpoints, vLLM's extensions included.
 
     Ranges are checked by ``triptych.sampling``; here only types and what an int32 can carry.

@@ -1,6 +1,6 @@
 """Request fields that would change the answer and are not served: refused by name, never ignored.
 
-A value that asks for nothing (``response_format: {"type": "text"}``, an empty ``suffix``) passes.
+A value that asks for nothing (an empty ``suffix``) passes.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,10 +20,6 @@ def _one_of(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
 def _never(value: Any) -> bool:
     del value
     return False
@@ -36,12 +32,6 @@ def _is_empty(value: Any) -> bool:
 _NOTHING = Unsupported(_never, "leave it out")
 
 _BOTH: dict[str, Unsupported] = {
-    "response_format": Unsupported(_is_text_format, 'only {"type": "text"} is served here'),
-    "structured_outputs": _NOTHING,
-    "guided_json": _NOTHING,
-    "guided_regex": _NOTHING,
-    "guided_choice": _NOTHING,
-    "guided_grammar": _NOTHING,
     "use_beam_search": Unsupported(_one_of(False), "only false is served here"),
     "truncate_prompt_tokens": _NOTHING,
     "prompt_embeds": Unsupported(_is_empty, "send text or token ids as prompt"),

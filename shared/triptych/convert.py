@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from triptych.convert_structured import structured_from_proto, structured_to_proto
 from triptych.errors import InvalidRequestError
 from triptych.logprobs import Logprobs
 from triptych.reply import Rendered, ReplySpec
@@ -61,9 +62,9 @@ def sampling_to_proto(params: SamplingParams) -> generate_pb2.SamplingParams:
     """The message of ``params``.
 
     Raises:
-        InvalidRequestError: a value outside its wire type, or a parameter that needs text.
+        InvalidRequestError: a value outside its wire type, or a parameter that needs a tokenizer.
     """
-    for name in ("stop", "bad_words", "structured_outputs"):
+    for name in ("stop", "bad_words"):
         if getattr(params, name):
             raise InvalidRequestError(f"{name} is text and has no place on the generate wire")
     present: dict[str, Any] = {
@@ -80,6 +81,7 @@ def sampling_to_proto(params: SamplingParams) -> generate_pb2.SamplingParams:
             logit_bias=params.logit_bias,
             bad_words=[_token_ids(word) for word in params.bad_words_token_ids or []],
             logprobs_mode=_MODE_TO_PROTO[params.logprobs_mode],
+            structured_outputs=structured_to_proto(params.structured_outputs),
         )
     except (ValueError, TypeError) as error:
         raise InvalidRequestError(f"sampling_params: {error}", param="sampling_params") from error
@@ -100,6 +102,11 @@ def sampling_from_proto(message: generate_pb2.SamplingParams) -> SamplingParams:
         logit_bias=dict(message.logit_bias) or None,
         bad_words_token_ids=[list(word.ids) for word in message.bad_words] or None,
         logprobs_mode=mode,
+        structured_outputs=(
+            structured_from_proto(message.structured_outputs)
+            if message.HasField("structured_outputs")
+            else None
+        ),
     )
 
 
@@ -119,6 +126,7 @@ def request_to_proto(request: GenerateRequest) -> generate_pb2.GenerateRequest:
         priority=request.priority,
         resume_from=request.resume_from,
         choice_index=request.choice_index,
+        tokenizer_fingerprint=request.tokenizer_fingerprint or "",
     )
 
 
@@ -133,6 +141,7 @@ def request_from_proto(message: generate_pb2.GenerateRequest) -> GenerateRequest
         priority=message.priority,
         resume_from=message.resume_from,
         choice_index=message.choice_index,
+        tokenizer_fingerprint=message.tokenizer_fingerprint or None,
     )
 
 

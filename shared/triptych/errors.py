@@ -9,6 +9,7 @@
     ├── NotFoundError            404  NOT_FOUND           no such path
     │   └── ModelNotFoundError   404  NOT_FOUND           the model is not served here
     ├── MethodNotAllowedError    405  UNIMPLEMENTED
+    ├── VocabularyNeededError    409  FAILED_PRECONDITION the tokenizer's vocabulary is not here
     ├── BodyTooLargeError        413  OUT_OF_RANGE        the body is over the limit
     ├── OverloadedError          429  RESOURCE_EXHAUSTED  try again after ``retry_after_s``
     ├── ClientGoneError          499  CANCELLED           logged only
@@ -102,6 +103,13 @@ class MethodNotAllowedError(TriptychError):
     code = "method_not_allowed"
 
 
+class VocabularyNeededError(TriptychError):
+    http_status = 409
+    grpc_code = "FAILED_PRECONDITION"
+    type = "invalid_request_error"
+    code = "vocabulary_needed"
+
+
 class BodyTooLargeError(TriptychError):
     http_status = 413
     grpc_code = "OUT_OF_RANGE"
@@ -150,6 +158,7 @@ LEAVES: tuple[type[TriptychError], ...] = (
     NotFoundError,
     ModelNotFoundError,
     MethodNotAllowedError,
+    VocabularyNeededError,
     BodyTooLargeError,
     OverloadedError,
     ClientGoneError,

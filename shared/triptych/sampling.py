@@ -3,6 +3,7 @@
 import msgspec
 
 from triptych.errors import ContextLengthError, InvalidRequestError
+from triptych.structured import check_structured
 from triptych.wire import MAX_TOKEN_ID, GenerateRequest, SamplingParams
 
 #: Most entries of ``logprob_token_ids`` (logprobs.md, section 1).
@@ -44,6 +45,11 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
     if not 0 <= request.resume_from <= most:
         _refuse_field("resume_from", request.resume_from, f"between 0 and {most}")
     check_prompt(request.token_ids[: request.prompt_len], params, limits)
+    if params.structured_outputs and not request.tokenizer_fingerprint:
+        raise InvalidRequestError(
+            "structured_outputs needs tokenizer_fingerprint: which tokenizer's ids these are",
+            param="tokenizer_fingerprint",
+        )
     if request.resume_from:
         _check_resumed(request, limits)
 
@@ -86,15 +92,17 @@ def check_prompt(token_ids: list[int], params: SamplingParams, limits: Limits) -
 
 
 def check_sampling(params: SamplingParams, limits: Limits) -> None:
-    """Refuse sampling parameters out of their ranges or that need text."""
+    """Refuse sampling parameters out of their ranges or that need a tokenizer."""
     _check_text_free(params)
     _check_ranges(params, limits)
     _check_counts(params, limits)
     _check_id_lists(params, limits)
+    if params.structured_outputs is not None:
+        check_structured(params.structured_outputs, "sampling_params.structured_outputs")
 
 
 def _check_text_free(params: SamplingParams) -> None:
-    for name in ("stop", "bad_words", "structured_outputs"):
+    for name in ("stop", "bad_words"):
         if getattr(params, name):
             raise InvalidRequestError(
                 f"{name} needs text, and generate has no tokenizer: stop strings are matched by "

@@ -24,11 +24,41 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage_stats: bool = False
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How generate samples: integers and floats only. ``sampling.check`` holds the bounds.
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the whole output must match: one of ``json`` to ``json_object``.
 
-    ``stop``, ``bad_words`` and ``structured_outputs`` exist here to be refused by generate with a
-    message of their own: they need text.
+    Names and shapes are vLLM's. ``json`` is a JSON schema (JSON text, or the object itself),
+    ``grammar`` EBNF in GBNF's notation whose first rule is ``root``. The last three exist to be
+    refused by name.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+
+class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
+    """Id to bytes of the tokenizer that ``fingerprint`` names; special tokens have no bytes.
+
+    ``sha256`` (hex) is that of the tokens: see ``structured.digest_of``.
+    """
+
+    fingerprint: str
+    tokens: list[bytes]
+    sha256: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How generate samples, without text. ``sampling.check_sampling`` holds the bounds.
+
+    ``stop`` and ``bad_words`` exist here to be refused by generate with a message of their own:
+    they need a tokenizer.
     """
 
     n: int = 1
@@ -53,7 +83,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "raw"
     stop: str | list[str] | None = None
     bad_words: list[str] | None = None
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +93,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     penalties and limits go on from there. ``choice_index``: the index of the first choice: with
     ``n`` 1 it continues one choice of a request that had several. The prompt is scored with choice
     0 before its output begins, so neither a resumed request nor one of later choices scores it.
+    ``tokenizer_fingerprint``: whose ids these are; needed for structured outputs.
     """
 
     token_ids: list[int]
@@ -78,6 +109,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     output_mode: Literal["tokens"] = "tokens"
     resume_from: int = 0
     choice_index: int = 0
+    tokenizer_fingerprint: str | None = None
 
     @property
     def prompt_len(self) -> int:

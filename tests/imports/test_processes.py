@@ -12,6 +12,7 @@ FORBIDDEN = {
     "triptych_derender.__main__": {"torch", "transformers", "tokenizers", "triptych_render"},
     "triptych_gateway.__main__": {"torch", "transformers", "tokenizers", "jinja2"},
     "triptych_generate.__main__": {"tokenizers", "triptych_render", "triptych_derender"},
+    "triptych_generate.compile_process": {"torch", "transformers", "tokenizers", "fastapi", "grpc"},
     "triptych_cli.serve": {"torch", "triptych_generate"},
     "triptych_cli.main": {"fastapi", "grpc", "torch", "transformers", "pydantic"},
     "triptych.wire": {"pydantic", "fastapi", "grpc", "google", "numpy", "orjson"},
@@ -35,7 +36,8 @@ import asyncio, sys
 for name in ("tokenizers", "jinja2", "sentencepiece"):
     sys.modules[name] = None  # importing it now raises
 from pathlib import Path
-from triptych.wire import GenerateRequest, SamplingParams
+from triptych.structured import make_vocabulary
+from triptych.wire import GenerateRequest, SamplingParams, StructuredOutputs
 from triptych_generate.options import EngineOptions
 from triptych_generate.service import GenerateService
 
@@ -43,8 +45,12 @@ async def main():
     options = EngineOptions(model_dir=Path(sys.argv[1]), served_model_name="tiny", num_threads=1)
     service = GenerateService.load(options)
     service.start()
-    params = SamplingParams(max_tokens=3, temperature=0)
-    request = GenerateRequest(token_ids=[1, 2, 3], sampling_params=params)
+    await service.put_vocabulary(make_vocabulary("f", [bytes([i]) for i in range(64)]))
+    held = StructuredOutputs(regex="[0-9]+")
+    params = SamplingParams(max_tokens=3, temperature=0, structured_outputs=held)
+    request = GenerateRequest(
+        token_ids=[1, 2, 3], sampling_params=params, tokenizer_fingerprint="f"
+    )
     print(sum([len(c.token_ids) async for d in service.generate(request) for c in d.choices]))
     await service.stop()
 

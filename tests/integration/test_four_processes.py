@@ -44,6 +44,15 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "stop": ["\n"],
         },
     ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Yes or no?"}],
+            "max_tokens": 10,
+            "temperature": 0,
+            "structured_outputs": {"choice": ["yes", "no", "maybe"]},
+        },
+    ),
 ]
 
 

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from triptych.v1 import derender_pb2 as triptych_dot_v1_dot_derender__pb2
+from triptych.v1 import generate_pb2 as triptych_dot_v1_dot_generate__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -44,6 +45,11 @@ class DerenderServiceStub:
                 request_serializer=triptych_dot_v1_dot_derender__pb2.DerenderWholeRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_derender__pb2.DerenderWholeResponse.FromString,
                 _registered_method=True)
+        self.GetVocabulary = channel.unary_unary(
+                '/triptych.v1.DerenderService/GetVocabulary',
+                request_serializer=triptych_dot_v1_dot_derender__pb2.VocabularyRequest.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generate__pb2.Vocabulary.FromString,
+                _registered_method=True)
 
 
 class DerenderServiceServicer:
@@ -62,6 +68,13 @@ class DerenderServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetVocabulary(self, request, context):
+        """The bytes of every token id, for generate's PutVocabulary.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DerenderServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +87,11 @@ def add_DerenderServiceServicer_to_server(servicer, server):
                     servicer.DerenderWhole,
                     request_deserializer=triptych_dot_v1_dot_derender__pb2.DerenderWholeRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_derender__pb2.DerenderWholeResponse.SerializeToString,
+            ),
+            'GetVocabulary': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVocabulary,
+                    request_deserializer=triptych_dot_v1_dot_derender__pb2.VocabularyRequest.FromString,
+                    response_serializer=triptych_dot_v1_dot_generate__pb2.Vocabulary.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +148,33 @@ class DerenderService:
             '/triptych.v1.DerenderService/DerenderWhole',
             triptych_dot_v1_dot_derender__pb2.DerenderWholeRequest.SerializeToString,
             triptych_dot_v1_dot_derender__pb2.DerenderWholeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVocabulary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.DerenderService/GetVocabulary',
+            triptych_dot_v1_dot_derender__pb2.VocabularyRequest.SerializeToString,
+            triptych_dot_v1_dot_generate__pb2.Vocabulary.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ derender: token ids and integer logprobs in, OpenAI replies out."""
 from collections import abc as _abc
 from grpc import aio as _aio
 from triptych.v1 import derender_pb2 as _derender_pb2
+from triptych.v1 import generate_pb2 as _generate_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -34,6 +35,8 @@ class DerenderServiceStub:
     Derender: _grpc.StreamStreamMultiCallable[_derender_pb2.DerenderCommand, _derender_pb2.DerenderChunks]
     """One stream per reply: `start` first, then deltas. Every delta is answered by one message."""
     DerenderWhole: _grpc.UnaryUnaryMultiCallable[_derender_pb2.DerenderWholeRequest, _derender_pb2.DerenderWholeResponse]
+    GetVocabulary: _grpc.UnaryUnaryMultiCallable[_derender_pb2.VocabularyRequest, _generate_pb2.Vocabulary]
+    """The bytes of every token id, for generate's PutVocabulary."""
 
 @_typing.type_check_only
 class DerenderServiceAsyncStub(DerenderServiceStub):
@@ -41,6 +44,8 @@ class DerenderServiceAsyncStub(DerenderServiceStub):
     Derender: _aio.StreamStreamMultiCallable[_derender_pb2.DerenderCommand, _derender_pb2.DerenderChunks]  # type: ignore[assignment]
     """One stream per reply: `start` first, then deltas. Every delta is answered by one message."""
     DerenderWhole: _aio.UnaryUnaryMultiCallable[_derender_pb2.DerenderWholeRequest, _derender_pb2.DerenderWholeResponse]  # type: ignore[assignment]
+    GetVocabulary: _aio.UnaryUnaryMultiCallable[_derender_pb2.VocabularyRequest, _generate_pb2.Vocabulary]  # type: ignore[assignment]
+    """The bytes of every token id, for generate's PutVocabulary."""
 
 class DerenderServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -57,5 +62,13 @@ class DerenderServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _derender_pb2.DerenderWholeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_derender_pb2.DerenderWholeResponse, _abc.Awaitable[_derender_pb2.DerenderWholeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetVocabulary(
+        self,
+        request: _derender_pb2.VocabularyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generate_pb2.Vocabulary, _abc.Awaitable[_generate_pb2.Vocabulary]]:
+        """The bytes of every token id, for generate's PutVocabulary."""
 
 def add_DerenderServiceServicer_to_server(servicer: DerenderServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atriptych/v1/generate.proto\x12\x0btriptych.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xa2\x07\n\x0eSamplingParams\x12\x0e\n\x01n\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x12H\x08\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12>\n\nlogit_bias\x18\x0e \x03(\x0b\x32*.triptych.v1.SamplingParams.LogitBiasEntry\x12\x35\n\x11\x61llowed_token_ids\x18\x0f \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x0b\x88\x01\x01\x12(\n\tbad_words\x18\x10 \x03(\x0b\x32\x15.triptych.v1.TokenIds\x12\x15\n\x08logprobs\x18\x11 \x01(\x11H\x0c\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\x11H\r\x88\x01\x01\x12\x35\n\x11logprob_token_ids\x18\x13 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x0e\x88\x01\x01\x12\x30\n\rlogprobs_mode\x18\x14 \x01(\x0e\x32\x19.triptych.v1.LogprobsMode\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x14\n\x12_allowed_token_idsB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x14\n\x12_logprob_token_ids\"\xe2\x01\n\x0fGenerateRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x34\n\x0fsampling_params\x18\x02 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x13\n\x0bresume_from\x18\x07 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x08 \x01(\rB\r\n\x0b_cache_salt\"N\n\x08Logprobs\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\r\n\x05ranks\x18\x04 \x03(\r\"\xdb\x01\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x15.triptych.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x05 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x42\r\n\x0bstop_reasonB\x0b\n\t_logprobs\"\xae\x01\n\rGenerateDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12\x33\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x15.triptych.v1.LogprobsH\x00\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x04 \x01(\rB\x12\n\x10_prompt_logprobs\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\"\x10\n\x0eGetInfoRequest\"\xa6\x01\n\x0fGetInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x14\n\x0cmax_logprobs\x18\x06 \x01(\x11\x12\x16\n\tinvariant\x18\x07 \x01(\x08H\x00\x88\x01\x01\x42\x0c\n\n_invariant*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x01\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x02\x32\xdf\x01\n\x0fGenerateService\x12\x46\n\x08Generate\x12\x1c.triptych.v1.GenerateRequest\x1a\x1a.triptych.v1.GenerateDelta0\x01\x12>\n\x05\x41\x62ort\x12\x19.triptych.v1.AbortRequest\x1a\x1a.triptych.v1.AbortResponse\x12\x44\n\x07GetInfo\x12\x1b.triptych.v1.GetInfoRequest\x1a\x1c.triptych.v1.GetInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atriptych/v1/generate.proto\x12\x0btriptych.v1\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xae\x01\n\x11StructuredOutputs\x12\x0e\n\x04json\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12&\n\x06\x63hoice\x18\x03 \x01(\x0b\x32\x14.triptych.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x04 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x05 \x01(\x08H\x00\x12\x1e\n\x16\x64isable_any_whitespace\x18\x06 \x01(\x08\x42\x06\n\x04kind\"\xfa\x07\n\x0eSamplingParams\x12\x0e\n\x01n\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x11\n\x04seed\x18\t \x01(\x12H\x08\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x16\n\x0estop_token_ids\x18\r \x03(\r\x12>\n\nlogit_bias\x18\x0e \x03(\x0b\x32*.triptych.v1.SamplingParams.LogitBiasEntry\x12\x35\n\x11\x61llowed_token_ids\x18\x0f \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x0b\x88\x01\x01\x12(\n\tbad_words\x18\x10 \x03(\x0b\x32\x15.triptych.v1.TokenIds\x12\x15\n\x08logprobs\x18\x11 \x01(\x11H\x0c\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x12 \x01(\x11H\r\x88\x01\x01\x12\x35\n\x11logprob_token_ids\x18\x13 \x01(\x0b\x32\x15.triptych.v1.TokenIdsH\x0e\x88\x01\x01\x12\x30\n\rlogprobs_mode\x18\x14 \x01(\x0e\x32\x19.triptych.v1.LogprobsMode\x12?\n\x12structured_outputs\x18\x1e \x01(\x0b\x32\x1e.triptych.v1.StructuredOutputsH\x0f\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x14\n\x12_allowed_token_idsB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x14\n\x12_logprob_token_idsB\x15\n\x13_structured_outputs\"\x81\x02\n\x0fGenerateRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x34\n\x0fsampling_params\x18\x02 \x01(\x0b\x32\x1b.triptych.v1.SamplingParams\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\r\n\x05model\x18\x04 \x01(\t\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x13\n\x0bresume_from\x18\x07 \x01(\r\x12\x14\n\x0c\x63hoice_index\x18\x08 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x1e \x01(\tB\r\n\x0b_cache_salt\"N\n\x08Logprobs\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\r\n\x05ranks\x18\x04 \x03(\r\"\xdb\x01\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x01(\x0b\x32\x15.triptych.v1.LogprobsH\x01\x88\x01\x01\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.triptych.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x05 \x01(\rH\x00\x12\x15\n\x0bstop_string\x18\x06 \x01(\tH\x00\x42\r\n\x0bstop_reasonB\x0b\n\t_logprobs\"\xae\x01\n\rGenerateDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12\x33\n\x0fprompt_logprobs\x18\x03 \x01(\x0b\x32\x15.triptych.v1.LogprobsH\x00\x88\x01\x01\x12\x15\n\rcached_tokens\x18\x04 \x01(\rB\x12\n\x10_prompt_logprobs\"#\n\x0c\x41\x62ortRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\" \n\rAbortResponse\x12\x0f\n\x07\x61\x62orted\x18\x01 \x03(\t\"A\n\nVocabulary\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\'\n\x15PutVocabularyResponse\x12\x0e\n\x06is_new\x18\x01 \x01(\x08\"\x10\n\x0eGetInfoRequest\"\xa6\x01\n\x0fGetInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\x14\n\x0cmax_logprobs\x18\x06 \x01(\x11\x12\x16\n\tinvariant\x18\x07 \x01(\x08H\x00\x88\x01\x01\x42\x0c\n\n_invariant*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*a\n\x0cLogprobsMode\x12\x1d\n\x19LOGPROBS_MODE_UNSPECIFIED\x10\x00\x12\x15\n\x11LOGPROBS_MODE_RAW\x10\x01\x12\x1b\n\x17LOGPROBS_MODE_PROCESSED\x10\x02\x32\xad\x02\n\x0fGenerateService\x12\x46\n\x08Generate\x12\x1c.triptych.v1.GenerateRequest\x1a\x1a.triptych.v1.GenerateDelta0\x01\x12>\n\x05\x41\x62ort\x12\x19.triptych.v1.AbortRequest\x1a\x1a.triptych.v1.AbortResponse\x12\x44\n\x07GetInfo\x12\x1b.triptych.v1.GetInfoRequest\x1a\x1c.triptych.v1.GetInfoResponse\x12L\n\rPutVocabulary\x12\x17.triptych.v1.Vocabulary\x1a\".triptych.v1.PutVocabularyResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,32 +33,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1967
-  _globals['_FINISHREASON']._serialized_end=2087
-  _globals['_LOGPROBSMODE']._serialized_start=2089
-  _globals['_LOGPROBSMODE']._serialized_end=2186
+  _globals['_FINISHREASON']._serialized_start=2397
+  _globals['_FINISHREASON']._serialized_end=2517
+  _globals['_LOGPROBSMODE']._serialized_start=2519
+  _globals['_LOGPROBSMODE']._serialized_end=2616
   _globals['_TOKENIDS']._serialized_start=43
   _globals['_TOKENIDS']._serialized_end=66
-  _globals['_SAMPLINGPARAMS']._serialized_start=69
-  _globals['_SAMPLINGPARAMS']._serialized_end=999
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=717
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=765
-  _globals['_GENERATEREQUEST']._serialized_start=1002
-  _globals['_GENERATEREQUEST']._serialized_end=1228
-  _globals['_LOGPROBS']._serialized_start=1230
-  _globals['_LOGPROBS']._serialized_end=1308
-  _globals['_CHOICEDELTA']._serialized_start=1311
-  _globals['_CHOICEDELTA']._serialized_end=1530
-  _globals['_GENERATEDELTA']._serialized_start=1533
-  _globals['_GENERATEDELTA']._serialized_end=1707
-  _globals['_ABORTREQUEST']._serialized_start=1709
-  _globals['_ABORTREQUEST']._serialized_end=1744
-  _globals['_ABORTRESPONSE']._serialized_start=1746
-  _globals['_ABORTRESPONSE']._serialized_end=1778
-  _globals['_GETINFOREQUEST']._serialized_start=1780
-  _globals['_GETINFOREQUEST']._serialized_end=1796
-  _globals['_GETINFORESPONSE']._serialized_start=1799
-  _globals['_GETINFORESPONSE']._serialized_end=1965
-  _globals['_GENERATESERVICE']._serialized_start=2189
-  _globals['_GENERATESERVICE']._serialized_end=2412
+  _globals['_CHOICES']._serialized_start=68
+  _globals['_CHOICES']._serialized_end=92
+  _globals['_STRUCTUREDOUTPUTS']._serialized_start=95
+  _globals['_STRUCTUREDOUTPUTS']._serialized_end=269
+  _globals['_SAMPLINGPARAMS']._serialized_start=272
+  _globals['_SAMPLINGPARAMS']._serialized_end=1290
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=985
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1033
+  _globals['_GENERATEREQUEST']._serialized_start=1293
+  _globals['_GENERATEREQUEST']._serialized_end=1550
+  _globals['_LOGPROBS']._serialized_start=1552
+  _globals['_LOGPROBS']._serialized_end=1630
+  _globals['_CHOICEDELTA']._serialized_start=1633
+  _globals['_CHOICEDELTA']._serialized_end=1852
+  _globals['_GENERATEDELTA']._serialized_start=1855
+  _globals['_GENERATEDELTA']._serialized_end=2029
+  _globals['_ABORTREQUEST']._serialized_start=2031
+  _globals['_ABORTREQUEST']._serialized_end=2066
+  _globals['_ABORTRESPONSE']._serialized_start=2068
+  _globals['_ABORTRESPONSE']._serialized_end=2100
+  _globals['_VOCABULARY']._serialized_start=2102
+  _globals['_VOCABULARY']._serialized_end=2167
+  _globals['_PUTVOCABULARYRESPONSE']._serialized_start=2169
+  _globals['_PUTVOCABULARYRESPONSE']._serialized_end=2208
+  _globals['_GETINFOREQUEST']._serialized_start=2210
+  _globals['_GETINFOREQUEST']._serialized_end=2226
+  _globals['_GETINFORESPONSE']._serialized_start=2229
+  _globals['_GETINFORESPONSE']._serialized_end=2395
+  _globals['_GENERATESERVICE']._serialized_start=2619
+  _globals['_GENERATESERVICE']._serialized_end=2920
 # @@protoc_insertion_point(module_scope)

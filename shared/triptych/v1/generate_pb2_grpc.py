@@ -49,6 +49,11 @@ class GenerateServiceStub:
                 request_serializer=triptych_dot_v1_dot_generate__pb2.GetInfoRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_generate__pb2.GetInfoResponse.FromString,
                 _registered_method=True)
+        self.PutVocabulary = channel.unary_unary(
+                '/triptych.v1.GenerateService/PutVocabulary',
+                request_serializer=triptych_dot_v1_dot_generate__pb2.Vocabulary.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generate__pb2.PutVocabularyResponse.FromString,
+                _registered_method=True)
 
 
 class GenerateServiceServicer:
@@ -75,6 +80,13 @@ class GenerateServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutVocabulary(self, request, context):
+        """What the ids of a tokenizer mean; needed once by a worker before structured outputs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerateServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_GenerateServiceServicer_to_server(servicer, server):
                     servicer.GetInfo,
                     request_deserializer=triptych_dot_v1_dot_generate__pb2.GetInfoRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_generate__pb2.GetInfoResponse.SerializeToString,
+            ),
+            'PutVocabulary': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutVocabulary,
+                    request_deserializer=triptych_dot_v1_dot_generate__pb2.Vocabulary.FromString,
+                    response_serializer=triptych_dot_v1_dot_generate__pb2.PutVocabularyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class GenerateService:
             '/triptych.v1.GenerateService/GetInfo',
             triptych_dot_v1_dot_generate__pb2.GetInfoRequest.SerializeToString,
             triptych_dot_v1_dot_generate__pb2.GetInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutVocabulary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.v1.GenerateService/PutVocabulary',
+            triptych_dot_v1_dot_generate__pb2.Vocabulary.SerializeToString,
+            triptych_dot_v1_dot_generate__pb2.PutVocabularyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class GenerateServiceStub:
     Abort: _grpc.UnaryUnaryMultiCallable[_generate_pb2.AbortRequest, _generate_pb2.AbortResponse]
     """Ends a running request; its stream finishes with FINISH_REASON_ABORT."""
     GetInfo: _grpc.UnaryUnaryMultiCallable[_generate_pb2.GetInfoRequest, _generate_pb2.GetInfoResponse]
+    PutVocabulary: _grpc.UnaryUnaryMultiCallable[_generate_pb2.Vocabulary, _generate_pb2.PutVocabularyResponse]
+    """What the ids of a tokenizer mean; needed once by a worker before structured outputs."""
 
 @_typing.type_check_only
 class GenerateServiceAsyncStub(GenerateServiceStub):
@@ -49,6 +51,8 @@ class GenerateServiceAsyncStub(GenerateServiceStub):
     Abort: _aio.UnaryUnaryMultiCallable[_generate_pb2.AbortRequest, _generate_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a running request; its stream finishes with FINISH_REASON_ABORT."""
     GetInfo: _aio.UnaryUnaryMultiCallable[_generate_pb2.GetInfoRequest, _generate_pb2.GetInfoResponse]  # type: ignore[assignment]
+    PutVocabulary: _aio.UnaryUnaryMultiCallable[_generate_pb2.Vocabulary, _generate_pb2.PutVocabularyResponse]  # type: ignore[assignment]
+    """What the ids of a tokenizer mean; needed once by a worker before structured outputs."""
 
 class GenerateServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -75,5 +79,13 @@ class GenerateServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.GetInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.GetInfoResponse, _abc.Awaitable[_generate_pb2.GetInfoResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def PutVocabulary(
+        self,
+        request: _generate_pb2.Vocabulary,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generate_pb2.PutVocabularyResponse, _abc.Awaitable[_generate_pb2.PutVocabularyResponse]]:
+        """What the ids of a tokenizer mean; needed once by a worker before structured outputs."""
 
 def add_GenerateServiceServicer_to_server(servicer: GenerateServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -143,8 +143,6 @@ def test_a_body_that_is_no_object_is_refused(renderer: Renderer, body: bytes, sa
             "continue_final_message",
             "cannot both be true",
         ),
-        (_chat(response_format={"type": "json_schema"}), "response_format", "not supported"),
-        (_chat(guided_regex="a"), "guided_regex", "not supported"),
         (_chat(use_beam_search=True), "use_beam_search", "not supported"),
         (_chat(truncate_prompt_tokens=4), "truncate_prompt_tokens", "not supported"),
     ],

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from triptych.errors import InvalidRequestError
+from triptych.wire import StructuredOutputs
 from triptych_render.renderer import Renderer
 
 _NOT_IN_THE_BODY = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
@@ -59,7 +60,15 @@ _CHAT: dict[str, Any] = {
     "prompt_cache_options": {},
     "prompt_cache_retention": "24h",
     "reasoning_effort": "low",
-    "response_format": {"type": "text"},
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {
+            "name": "n",
+            "description": "d",
+            "strict": True,
+            "schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        },
+    },
     "safety_identifier": "s",
     "service_tier": "auto",
     "store": False,
@@ -75,7 +84,6 @@ _CHAT_REFUSED: dict[str, Any] = {
     "functions": [_FUNCTION],
     "moderation": {"model": "omni-moderation-latest"},
     "modalities": ["text", "audio"],
-    "response_format": {"type": "json_object"},
     "tool_choice": "required",
     "verbosity": "low",
     "web_search_options": {},
@@ -156,6 +164,8 @@ def test_chat_with_every_served_parameter_is_rendered(renderer: Renderer, captur
     assert params.logit_bias == {30: -5.0}
     assert (rendered.spec.stop, rendered.spec.stream) == (["x", "y"], True)
     assert rendered.spec.include_usage
+    schema = _CHAT["response_format"]["json_schema"]["schema"]
+    assert params.structured_outputs == StructuredOutputs(json=schema)
 
 
 def test_completion_with_every_served_parameter_is_rendered(

@@ -4,10 +4,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from triptych import convert
+from triptych import convert, convert_structured
 from triptych.errors import InvalidRequestError
 from triptych.logprobs import Logprobs, pack_logprobs
 from triptych.reply import Rendered, ReplySpec
+from triptych.structured import make_vocabulary
 from triptych.v1 import generate_pb2
 from triptych.wire import (
     ChoiceDelta,
@@ -17,6 +18,7 @@ from triptych.wire import (
     ModelInfo,
     SamplingParams,
     StreamOptions,
+    StructuredOutputs,
 )
 
 token_ids = st.integers(0, 2**31 - 1)
@@ -44,6 +46,14 @@ deltas = st.builds(
     prompt_logprobs=st.none() | logprobs(),
     cached_tokens=st.integers(0, 8192),
 )
+texts = st.text(max_size=5)
+structured = st.one_of(
+    st.builds(StructuredOutputs, json=texts, disable_any_whitespace=st.booleans()),
+    st.builds(StructuredOutputs, regex=texts),
+    st.builds(StructuredOutputs, choice=st.lists(texts, max_size=3)),
+    st.builds(StructuredOutputs, grammar=texts),
+    st.builds(StructuredOutputs, json_object=st.just(value=True)),
+)
 sampling = st.builds(
     SamplingParams,
     n=st.integers(1, 64),
@@ -67,6 +77,7 @@ sampling = st.builds(
     prompt_logprobs=st.none() | st.integers(-1, 20),
     logprob_token_ids=st.none() | st.lists(token_ids, max_size=3),
     logprobs_mode=st.sampled_from(["raw", "processed"]),
+    structured_outputs=st.none() | structured,
 )
 
 
@@ -92,6 +103,7 @@ def test_request_survives_protobuf(
         priority=-3,
         resume_from=1,
         choice_index=2,
+        tokenizer_fingerprint="0123456789abcdef",
     )
     assert convert.request_from_proto(convert.request_to_proto(request)) == request
 
@@ -101,6 +113,27 @@ def test_delta_survives_protobuf(delta: GenerateDelta) -> None:
     encoded = convert.delta_to_proto(delta).SerializeToString()
     message = generate_pb2.GenerateDelta.FromString(encoded)
     assert convert.delta_from_proto(message) == delta
+
+
+def test_schema_given_as_an_object_travels_as_its_json() -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputs(json={"type": "object", "é": [1]}))
+    sent = convert.sampling_from_proto(convert.sampling_to_proto(params)).structured_outputs
+    assert sent == StructuredOutputs(json='{"type":"object","é":[1]}')
+
+
+def test_structured_outputs_without_a_kind_are_refused() -> None:
+    message = generate_pb2.SamplingParams()
+    message.structured_outputs.disable_any_whitespace = True
+    with pytest.raises(InvalidRequestError, match="structured_outputs is empty"):
+        convert.sampling_from_proto(message)
+
+
+@given(st.lists(st.binary(max_size=4), max_size=4))
+def test_vocabulary_survives_protobuf(tokens: list[bytes]) -> None:
+    vocabulary = make_vocabulary("f", tokens)
+    encoded = convert_structured.vocabulary_to_proto(vocabulary).SerializeToString()
+    message = generate_pb2.Vocabulary.FromString(encoded)
+    assert convert_structured.vocabulary_from_proto(message) == vocabulary
 
 
 def test_rendered_survives_protobuf() -> None:
@@ -168,7 +201,7 @@ def test_columns_of_unequal_length_are_refused() -> None:
 
 
 def test_every_sampling_field_is_converted_or_refused() -> None:
-    fields = set(SamplingParams.__struct_fields__) - {"stop", "bad_words", "structured_outputs"}
+    fields = set(SamplingParams.__struct_fields__) - {"stop", "bad_words"}
     proto = set(generate_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
     assert {name.removesuffix("_token_ids") for name in fields} == {
         name.removesuffix("_token_ids") for name in proto

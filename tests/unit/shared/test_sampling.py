@@ -7,7 +7,7 @@ import pytest
 
 from triptych.errors import ContextLengthError, InvalidRequestError
 from triptych.sampling import Limits, check_request
-from triptych.wire import GenerateRequest, SamplingParams
+from triptych.wire import GenerateRequest, SamplingParams, StructuredOutputs
 
 LIMITS = Limits(vocab_size=100, max_model_len=16)
 
@@ -59,7 +59,8 @@ def request(ids: list[int] | None = None, resume_from: int = 0, **params: Any) -
         {"bad_words_token_ids": [[100]]},
         {"stop": ["x"]},
         {"bad_words": ["x"]},
-        {"structured_outputs": {"regex": "a"}},
+        {"structured_outputs": StructuredOutputs()},
+        {"structured_outputs": StructuredOutputs(json={"not": {}})},
     ],
 )
 def test_parameter_out_of_range_is_refused_by_name(params: dict[str, Any]) -> None:

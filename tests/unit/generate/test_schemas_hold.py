@@ -1,0 +1,181 @@
+"""Whatever an accepted schema's grammar lets through is valid; ``jsonschema`` is the judge."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triptych.wire import StructuredOutputs
+from triptych_generate.bindings import GrammarError, compile_grammar, make_compiler
+from triptych_generate.constraint import Constraint
+
+TOKENS = [bytes([code]) for code in range(32, 127)] + [b"\n", b"\xc3\xa9", b'"', b'"']
+#: A walk that took them all would write strings and lists without end.
+CLOSERS = [index for index, token in enumerate(TOKENS) if token in {b'"', b"}", b"]"}]
+END = len(TOKENS)
+COMPILER = make_compiler([*TOKENS, b""])
+
+
+def walk(outputs: StructuredOutputs, seed: int, max_tokens: int = 300) -> str | None:
+    """A random output that the grammar allows; None if it found no end."""
+    draw = random.Random(seed)
+    compiled = compile_grammar(COMPILER, outputs)
+    constraint = Constraint(compiled, vocab_size=END + 1, end_ids={END})
+    output: list[int] = []
+    while len(output) < max_tokens:
+        allowed = [int(each) for each in constraint.allowed(output).nonzero()[0]]
+        likely = [each for each in allowed if each in CLOSERS or each == END]
+        token_id = draw.choice(likely if likely and draw.random() < 0.5 else allowed)
+        if token_id == END:
+            return b"".join(TOKENS[each] for each in output).decode()
+        output.append(token_id)
+    return None
+
+
+def _bounds(low: str, high: str, *, most: int = 4, least: int = 0) -> st.SearchStrategy[Any]:
+    """Neither, one, or both of two bounds, the lower one first."""
+    pair = st.lists(st.integers(least, most), min_size=2, max_size=2).map(sorted)
+    both = pair.map(lambda each: {low: each[0], high: each[1]})
+    return st.one_of(st.just({}), both, pair.map(lambda each: {low: each[0]}))
+
+
+def _with(kind: str, *parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.tuples(*parts).map(
+        lambda given: {"type": kind, **{k: v for each in given for k, v in each.items()}}
+    )
+
+
+values = st.none() | st.booleans() | st.integers(-99, 99) | st.text('ab"\\\n é', max_size=3)
+leaves = st.one_of(
+    st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"type": ["string", "null"]}]),
+    _with("integer", _bounds("minimum", "maximum", least=-150, most=150)),
+    _with("integer", _bounds("exclusiveMinimum", "maximum", least=-9, most=300)),
+    _with("integer", st.sampled_from([{}, {"multipleOf": 3}, {"multipleOf": 70}])),
+    _with("number", _bounds("minimum", "maximum", least=-20, most=20)),
+    _with("string", _bounds("minLength", "maxLength")),
+    _with(
+        "string",
+        st.sampled_from(["^a+$", "b|c", "^[a-c]{2,3}$", "^\\d{3}$", "^\\w\\S.$", "^[^a]$"]).map(
+            lambda pattern: {"pattern": pattern}
+        ),
+    ),
+    st.lists(values, min_size=1, max_size=3).map(lambda listed: {"enum": listed}),
+    values.map(lambda value: {"const": value}),
+)
+
+
+@st.composite
+def objects(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
+    properties = draw(st.dictionaries(st.sampled_from(["a", "b", 'c"', "é"]), inner, max_size=3))
+    required = [name for name in properties if draw(st.booleans())]
+    others: dict[str, Any] = draw(
+        st.sampled_from([{}, {"additionalProperties": False}, {"unevaluatedProperties": False}])
+        | inner.map(lambda schema: {"additionalProperties": schema})
+    )
+    return {"type": "object", "properties": properties, "required": required, **others}
+
+
+schemas = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        objects(inner),
+        _with("array", inner.map(lambda each: {"items": each}), _bounds("minItems", "maxItems")),
+        st.lists(inner, min_size=1, max_size=2).map(
+            lambda listed: {"type": "array", "prefixItems": listed, "items": False}
+        ),
+        st.lists(inner, min_size=1, max_size=2).map(lambda listed: {"anyOf": listed}),
+        inner.map(lambda each: {"type": "object", "propertyNames": {"maxLength": 2}}),
+        inner.map(lambda each: {"patternProperties": {"^[xy]$": each}}),
+    ),
+    max_leaves=4,
+)
+referring = st.tuples(schemas, schemas).map(
+    lambda pair: {
+        "$defs": {"x": pair[0]},
+        "properties": {"a": {"$ref": "#/$defs/x"}, "b": pair[1]},
+        "required": ["a"],
+    }
+)
+
+
+@settings(deadline=None)
+@given(schemas | referring, st.integers(0, 999), st.booleans())
+def test_every_output_of_an_accepted_schema_is_valid(
+    schema: Any, seed: int, in_one_line: bool
+) -> None:
+    try:
+        text = walk(StructuredOutputs(json=schema, disable_any_whitespace=in_one_line), seed)
+    except GrammarError as error:
+        if "Invalid range" not in error.message:  # bounds that no number meets
+            raise
+        return
+    if text is not None:
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid"),
+    [
+        ({"type": "string", "format": "date"}, '"2020-01-31"'),
+        ({"type": "string", "format": "date-time"}, '"2020-01-31T10:00:00Z"'),
+        ({"type": "string", "format": "uuid"}, '"123e4567-e89b-12d3-a456-426614174000"'),
+        ({"type": "string", "format": "ipv4"}, '"1.2.3.4"'),
+        ({"type": "object", "properties": {"a": {}}}, '{"a": [1, {"b": null}]}'),
+        ({"type": "object"}, '{"a": 1, "b": {}}'),
+        ({"type": "array", "minItems": 2}, '[1, "a"]'),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "null"),
+        ({}, '{"any": ["thing", 1.5e3]}'),
+        ({"properties": {"a": {"$ref": "#"}}}, '{"a": {"a": {}}}'),
+    ],
+)
+def test_valid_output_is_allowed(schema: Any, valid: str) -> None:
+    compiled = compile_grammar(COMPILER, StructuredOutputs(json=schema))
+    constraint = Constraint(compiled, vocab_size=END + 1, end_ids={END})
+    output = [TOKENS.index(bytes([code])) for code in valid.encode()]
+    assert constraint.follow(output) is None
+    assert constraint.allowed(output)[END]
+
+
+@given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=4), st.data())
+def test_choices_are_held_exactly(choices: list[str], data: st.DataObject) -> None:
+    compiler = make_compiler([bytes([code]) for code in range(256)] + [b""])
+    compiled = compile_grammar(compiler, StructuredOutputs(choice=choices))
+    said = data.draw(st.sampled_from(choices) | st.text(min_size=1, max_size=6))
+    constraint = Constraint(compiled, vocab_size=257, end_ids={256})
+    is_held = constraint.follow(list(said.encode())) is None
+    assert (is_held and bool(constraint.allowed(list(said.encode()))[256])) == (said in choices)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "where", "says"),
+    [
+        (StructuredOutputs(regex="a(b"), "regex", "position 4"),
+        (StructuredOutputs(regex="(?=a)b"), "regex", "Lookahead"),
+        (StructuredOutputs(grammar='root ::= "a" b'), "grammar", 'column 14: Rule "b"'),
+        (StructuredOutputs(json={"$ref": "#/$defs/x"}), "json", "Cannot find"),
+        (
+            StructuredOutputs(
+                json={"properties": {"a/b": {"items": {"minimum": 2, "maximum": 1}}}}
+            ),
+            "json.properties.a/b.items",
+            "empty range",
+        ),
+        (
+            StructuredOutputs(json={"anyOf": [{}, {"type": "array", "items": [{}]}]}),
+            "json.anyOf[1]",
+            "items must be",
+        ),
+    ],
+)
+def test_grammar_that_cannot_be_compiled_says_where(
+    outputs: StructuredOutputs, where: str, says: str
+) -> None:
+    with pytest.raises(GrammarError) as error:
+        compile_grammar(COMPILER, outputs)
+    assert error.value.where == where
+    assert says in error.value.message
+    assert "/project/" not in error.value.message
