@@ -31,7 +31,13 @@ class Scoring:
 
 
 class AttentionStep(Protocol):
-    """What a forward's ``step`` argument does in each attention layer."""
+    """What a forward's ``step`` argument does in each attention layer.
+
+    ``kept_rows``: the rows ``[kept]`` whose last hidden state is needed; None: all. A layer may
+    give no others when it is the last.
+    """
+
+    kept_rows: Tensor | None
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -68,6 +74,7 @@ class LayerProbe:
     """A step that stores nothing and learns what each layer's attention takes."""
 
     def __init__(self) -> None:
+        self.kept_rows: Tensor | None = None
         self.shapes: dict[int, LayerShape] = {}
         self.scorings: dict[int, Scoring] = {}
 

@@ -23,11 +23,12 @@ _LANES = 16
 class FusedLayer(nn.Module):
     """One decoder layer: attention and gated feed-forward, each after a norm, with residuals."""
 
-    def __init__(self, layer: Any, scoring: Scoring, kernels: Kernels) -> None:
+    def __init__(self, layer: Any, scoring: Scoring, kernels: Kernels, *, is_last: bool) -> None:
         """Takes the weights of ``layer``; ``scoring`` is what its attention was seen to use."""
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self._kernels = kernels
+        self._is_last = is_last
         self._index: int = attention.layer_idx
         self._head_dim: int = attention.head_dim
         self._num_heads = attention.q_proj.out_features // self._head_dim
@@ -50,7 +51,10 @@ class FusedLayer(nn.Module):
         step: AttentionStep,
         **_unused: Any,
     ) -> Tensor:
-        """``[1, rows, hidden]`` from the same; cosines and sines are ``[1, rows, head_dim]``."""
+        """``[1, rows, hidden]`` from the same; cosines and sines are ``[1, rows, head_dim]``.
+
+        The last layer gives the step's kept rows alone.
+        """
         heads = self._qkv(self._norm(hidden_states, self._input_norm))[0]
         heads = heads.view(len(heads), -1, self._head_dim)
         query, key, value = heads.split_with_sizes(
@@ -68,6 +72,8 @@ class FusedLayer(nn.Module):
             value.transpose(0, 1),
             self._scoring,
         )
+        if self._is_last and step.kept_rows is not None:
+            attended, hidden_states = attended[step.kept_rows], hidden_states[:, step.kept_rows]
         hidden_states = self._output(attended.view(1, len(attended), -1), hidden_states)
         gated = self._gate_up(self._norm(hidden_states, self._mlp_norm))
         return self._down(gated, hidden_states)
@@ -97,10 +103,17 @@ def fuse_layers(model: nn.Module, scorings: dict[int, Scoring], kernels: Kernels
 
     ``scorings``: what each layer's attention uses, by layer index.
     """
-    decoder: Any = model.base_model
-    for index, layer in enumerate(decoder.layers):
+    layers: Any = model.base_model.layers
+    for index, layer in enumerate(layers):
         if _can_fuse(layer):
-            decoder.layers[index] = FusedLayer(layer, scorings[index], kernels)
+            is_last = index == len(layers) - 1
+            layers[index] = FusedLayer(layer, scorings[index], kernels, is_last=is_last)
+
+
+def gives_kept_rows(model: nn.Module) -> bool:
+    """Whether the model's last layer gives the step's kept rows alone."""
+    layers = getattr(model.base_model, "layers", ())
+    return len(layers) > 0 and isinstance(layers[-1], FusedLayer)
 
 
 def _can_fuse(layer: Any) -> bool:

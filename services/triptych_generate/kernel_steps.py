@@ -20,6 +20,7 @@ class KernelStep:
     """One step's ragged batch in each attention layer: keys and values stored, then the kernel."""
 
     def __init__(self, cache: KvCache, inputs: StepInputs, kernel: PagedAttention) -> None:
+        self.kept_rows: Tensor | None = None
         self._cache = cache
         self._inputs = inputs
         self._kernel = kernel

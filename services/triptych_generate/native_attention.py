@@ -24,10 +24,12 @@ class NativeStep:
         slots: list[int],
         tables: list[list[int]],
         tiles: list[tuple[int, int, int, int]],
+        kept_rows: Tensor | None = None,
     ) -> None:
         """``slots``: ``block * block_size + offset`` of each row but padding; tiles: ``batch``."""
         width = max(map(len, tables), default=1)
         padded = [table + [0] * (width - len(table)) for table in tables]
+        self.kept_rows = kept_rows
         self._kernels = kernels
         self._cache = cache
         self._slots = torch.tensor(slots, dtype=torch.int32)

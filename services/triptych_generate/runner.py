@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from triptych_generate.attention import IMPLEMENTATION, AttentionStep, LayerProbe
 from triptych_generate.batch import Layout, PromptRows, lay_out, tiles_of
 from triptych_generate.experts import IMPLEMENTATION as EXPERTS_IMPLEMENTATION
+from triptych_generate.fused import gives_kept_rows
 from triptych_generate.kv_cache import KvCache
 from triptych_generate.linears import row_multiple
 from triptych_generate.loader import LoadedModel
@@ -84,21 +85,25 @@ class HostSteps:
         self._cache = cache
         self._kernels = loaded.kernels if can_attend(cache) else None
         self._row_multiple = row_multiple(loaded.model)
+        self._gives_kept_rows = gives_kept_rows(loaded.model)
         self.reads_whole_blocks = self._kernels is None
 
     def logits(self, layout: Layout) -> Tensor:
         padding = [0] * (-len(layout.token_ids) % self._row_multiple)
         num_logits = max(1, layout.num_logits)
         logit_padding = [0] * (num_logits - layout.num_logits - num_logits % -self._row_multiple)
+        logit_rows = torch.tensor(layout.logit_rows + logit_padding)
+        step = self._step(layout, logit_rows)
+        is_kept = self._gives_kept_rows and step.kept_rows is not None
         return forward(
             self._loaded.model,
             input_ids=torch.tensor([layout.token_ids + padding]),
             position_ids=torch.tensor([layout.positions + padding]),
-            logit_rows=torch.tensor(layout.logit_rows + logit_padding),
-            step=self._step(layout),
+            logit_rows=None if is_kept else logit_rows,
+            step=step,
         )
 
-    def _step(self, layout: Layout) -> AttentionStep:
+    def _step(self, layout: Layout, logit_rows: Tensor) -> AttentionStep:
         if self._kernels is None:
             return TorchStep(self._cache, layout, self._loaded.device)
         size = self._cache.block_size
@@ -109,6 +114,7 @@ class HostSteps:
             slots=[block * size + offset for block, offset in places],
             tables=[part.sequence.block_ids for part in layout.slices],
             tiles=tiles_of(layout, TILE_ROWS),
+            kept_rows=logit_rows,
         )
 
 
@@ -136,15 +142,15 @@ def forward(
     *,
     input_ids: Tensor,
     position_ids: Tensor,
-    logit_rows: Tensor,
+    logit_rows: Tensor | None,
     step: AttentionStep,
 ) -> Tensor:
-    """``[len(logit_rows), vocab]`` logits, in the model's dtype."""
+    """``[len(logit_rows), vocab]`` logits, in the model's dtype; None: of all that come out."""
     out = model(
         input_ids=input_ids,
         position_ids=position_ids,
         use_cache=False,
-        logits_to_keep=logit_rows,
+        logits_to_keep=0 if logit_rows is None else logit_rows,  # 0: all, says transformers
         step=step,
     )
     logits: Tensor = out.logits[0]

@@ -21,6 +21,7 @@ class TorchStep:
 
     def __init__(self, cache: KvCache, layout: Layout, device: torch.device) -> None:
         decodes = [part.sequence for part in layout.slices if part.is_decode]
+        self.kept_rows: Tensor | None = None
         self._cache = cache
         self._blocks = torch.tensor(layout.blocks, device=device)
         self._offsets = torch.tensor(layout.offsets, device=device)

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import secrets
 import statistics
 import sys
 import time
@@ -32,6 +33,11 @@ from bench.workloads import (
 )
 from support.stack import running_stack
 from triptych.models import ensure
+
+#: No prompt comes twice, nor in another run on the same peer: prefix caches would find it.
+_FIRST_SEED = secrets.randbits(40)
+#: Threads of the server that was measured last still spin for part of a second.
+_PAUSE_S = 0.5
 
 _SCALE_PLOT = Path(__file__).parents[2] / "docs" / "scale.svg"
 
@@ -68,7 +74,7 @@ async def derender_rate(target: Target, run: int, *, top: int | None, count: int
 
 
 async def output_rate(target: Target, run: int, *, at_once: int, logprobs: int | None) -> float:
-    first = (run * 100 + at_once) * 100
+    first = _FIRST_SEED + ((run * 100 + at_once) * 100 + (logprobs or 0)) * 100
     bodies = [generate_body(64, 64, first + index, logprobs) for index in range(at_once)]
     return 64 * at_once / await closed_loop(target.generate, GENERATE, bodies, at_once)
 
@@ -90,7 +96,7 @@ async def _stream_seconds(target: Target, num_chunks: int) -> float:
 
 
 async def first_token(target: Target, run: int) -> float:
-    body = json.loads(generate_body(1024, 2, 10_000 + run)) | {"stream": True}
+    body = json.loads(generate_body(1024, 2, _FIRST_SEED + run)) | {"stream": True}
     start = time.perf_counter()
     times = await Connection(target.generate).event_times(GENERATE, json.dumps(body).encode())
     return times[0] - start
@@ -121,6 +127,7 @@ async def run_case(case: Case, targets: list[Target], repeats: int) -> list[floa
     values: list[list[float]] = [[] for _ in targets]
     for run in range(repeats + 1):
         for index, target in enumerate(targets):
+            await asyncio.sleep(_PAUSE_S)
             value = await case.measure(target, run)
             if run:
                 values[index].append(value)

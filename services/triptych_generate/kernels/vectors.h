@@ -57,12 +57,9 @@ void store_some(T* to, Floats values, int64_t count) {
 
 inline Floats broadcast(float value) { return value - Floats{}; }
 
-inline Floats choose(Ints condition, Floats yes, Floats no) {
-  return reinterpret_cast<Floats>((reinterpret_cast<Ints>(yes) & condition) |
-                                  (reinterpret_cast<Ints>(no) & ~condition));
-}
+inline Floats choose(Ints condition, Floats yes, Floats no) { return condition ? yes : no; }
 
-inline Floats greater(Floats a, Floats b) { return choose(a > b, a, b); }
+inline Floats greater(Floats a, Floats b) { return a > b ? a : b; }
 
 // Lanes moved down by `Step`; the topmost come first.
 template <int Step, size_t... Lane>
@@ -103,7 +100,7 @@ inline Floats exp_of(Floats x) {
   sum = sum * r + 1.0f;
   sum = sum * r + 1.0f;
   const Ints power = (reinterpret_cast<Ints>(shifted) << 23) + 0x3f800000;
-  return choose(x < -87.0f, Floats{}, sum * reinterpret_cast<Floats>(power));  // NaN stays NaN
+  return x < -87.0f ? Floats{} : sum * reinterpret_cast<Floats>(power);  // NaN stays NaN
 }
 
 // One step of a transposition: lanes of rows `Step` apart change places.
