@@ -5,6 +5,7 @@ any cutting into deltas gives the same text and entries. Rules: docs/logprobs.md
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
@@ -263,7 +264,6 @@ class _SplitRun(_Run):
             rules.table,
             lead=split.lead,
             entries=split.waiting.entries,
-            num_taken=split.num_taken,
             is_skipped=self._is_skipped,
         )
         self._splitter = Splitter(split, rules.split, self._queue, self)
@@ -302,15 +302,16 @@ class _SplitRun(_Run):
             ),
         )
 
-    def place(self, channel: Channel, queue: TokenQueue, num_bytes: int) -> None:
-        for share in queue.take(num_bytes):
-            if self.finish_reason is not None:
-                return
-            is_shown = self._rules.shows_reasoning or channel in _VISIBLE
-            is_whole = share.entry.part is None
-            if is_shown and (is_whole if not self._rules.shows_reasoning else share.is_first):
-                self._token_ids.append(share.entry.token_id)
-            self._push_share(channel, share.entry, num_later=len(queue.entries) - 1)
+    def place(self, entry: Entry, shares: dict[Channel, bytes], num_later: int) -> None:
+        shows_all = self._rules.shows_reasoning
+        is_visible = len(shares) == 1 and _VISIBLE.issuperset(shares)
+        if self.finish_reason is None and (shows_all or is_visible):
+            self._token_ids.append(entry.token_id)
+        for channel, raw in shares.items():
+            share = entry if len(shares) == 1 else copy(entry)
+            share.part = None if len(shares) == 1 else raw
+            if self.finish_reason is None:
+                self._push_share(channel, share, num_later)
 
     def add_call(self, delta: CallDelta) -> None:
         if self.finish_reason is None:

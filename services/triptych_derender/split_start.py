@@ -3,6 +3,7 @@
 from triptych.reply import ReplySpec
 from triptych.response_template import Channel, ResponseFamily, forced_call
 from triptych_derender.choice import TextRules
+from triptych_derender.lanes import Entry
 from triptych_derender.split_state import CallDelta, SplitState
 from triptych_derender.splitter import Splitter
 from triptych_derender.token_queue import TokenQueue
@@ -24,12 +25,10 @@ def split_start(
     if rules.split is None or family is None:
         return None
     if prompt_ids is None:
-        prefix = (forced_call(family, spec) or family.prefix).encode()
+        prefix = (family.prefix + forced_call(family, spec, family.prefix)).encode()
     else:
         prefix = _answer_in_prompt(rules, prompt_ids)
-    queue = TokenQueue(
-        rules.table, lead=prefix, entries=[], num_taken=0, is_skipped=lambda entry: False
-    )
+    queue = TokenQueue(rules.table, lead=prefix, entries=(), is_skipped=lambda entry: False)
     splitter = Splitter(SplitState(), rules.split, queue, _Nowhere())
     splitter.read(is_end=False)
     return splitter.state()
@@ -50,8 +49,8 @@ def _answer_in_prompt(rules: TextRules, prompt_ids: list[int]) -> bytes:
 class _Nowhere:
     """Takes what the prompt wrote: no token of the output."""
 
-    def place(self, channel: Channel, queue: TokenQueue, num_bytes: int) -> None:
-        assert not list(queue.take(num_bytes))
+    def place(self, entry: Entry, shares: dict[Channel, bytes], num_later: int) -> None:
+        raise AssertionError("a prompt has no output tokens")
 
     def add_call(self, delta: CallDelta) -> None:
         del delta

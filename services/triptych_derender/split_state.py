@@ -11,11 +11,11 @@ from triptych.response_template import Channel
 from triptych_derender.call_reader import CallForm, CallReader
 from triptych_derender.lanes import Entry
 from triptych_derender.spans import RegionState, Span
-from triptych_derender.token_queue import TokenQueue
 
-#: What bytes at the front of the queue become: ``space`` belongs to its channel's text or is
-#: stripped; ``tag`` and ``call`` are markup and a tool call, if the call turns out to be one.
-SegmentKind = Literal["space", "tag", "call", "markup"]
+#: What bytes at the front of the queue are: a channel's, or not decided. ``space`` belongs to its
+#: channel's text or is stripped; ``tag`` and ``call`` are markup and a tool call, if it is one.
+SegmentKind = Channel | Literal["space", "tag", "call"]
+UNDECIDED: frozenset[SegmentKind] = frozenset({"space", "tag", "call"})
 
 
 class CallState(msgspec.Struct, array_like=True):
@@ -45,15 +45,14 @@ class QueuedTokens:
 class SplitState(msgspec.Struct, array_like=True):
     """What is carried from delta to delta.
 
-    ``lead``: bytes of the prompt that belong to the answer and are not placed. ``waiting``: tokens
-    that no channel has, of the first of which ``num_taken`` bytes are placed. ``segments``: what
-    their first bytes are; the rest may begin a tag. ``texts``: channels that have text.
+    ``lead``: bytes of the prompt that belong to the answer and are not decided. ``waiting``: tokens
+    that are not decided. ``segments``: what their first bytes are; the rest may begin a tag.
+    ``texts``: channels that have text.
     """
 
     region: RegionState = msgspec.field(default_factory=RegionState)
     lead: bytes = b""
     waiting: QueuedTokens = msgspec.field(default_factory=QueuedTokens)
-    num_taken: Count = 0
     segments: list[tuple[SegmentKind, Annotated[int, msgspec.Meta(ge=0)]]] = []
     texts: list[Channel] = []
     call: CallState | None = None
@@ -72,8 +71,8 @@ class CallDelta:
 class Placement(Protocol):
     """Where the splitter puts what it decides."""
 
-    def place(self, channel: Channel, queue: TokenQueue, num_bytes: int) -> None:
-        """The next bytes of the queue belong to ``channel``."""
+    def place(self, entry: Entry, shares: dict[Channel, bytes], num_later: int) -> None:
+        """A token with the bytes that each channel gets of it; ``num_later`` came after it."""
         ...
 
     def add_call(self, delta: CallDelta) -> None: ...

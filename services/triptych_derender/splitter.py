@@ -1,14 +1,15 @@
 """Splits an output's bytes into channels by a response template, token by token.
 
 Some bytes wait until it is known whose they are: the end that may begin a tag, white space that may
-end a channel's text, and a tool call until it is certain that it is one. They are the front of one
-queue of tokens, so channels get their bytes in the order in which they were sampled.
+end a channel's text, and a tool call until it is certain that it is one. Tokens wait in one queue
+until all their bytes are decided, so every channel gets a token once, and in the sampled order.
 """
 
 from triptych.response_template import Channel
 from triptych_derender.call_reader import CallEvent, CallForm, end_calls, open_reader, read_calls
 from triptych_derender.spans import Span
 from triptych_derender.split_state import (
+    UNDECIDED,
     CallDelta,
     CallState,
     Placement,
@@ -50,7 +51,6 @@ class Splitter:
             region=self._region,
             lead=self._queue.lead,
             waiting=QueuedTokens(list(self._queue.entries)),
-            num_taken=self._queue.num_taken,
             segments=self._segments,
             texts=sorted(self._texts),
             call=self._call,
@@ -59,11 +59,11 @@ class Splitter:
 
     def read(self, *, is_end: bool) -> None:
         """Decides what can be decided with the tokens that are in the queue; at the end, all."""
-        data = self._queue.data[self._num_kept :]
-        num_read = len(data) if is_end else len(data) - incomplete_tail_len(data)
+        data = self._queue.data[self._num_read :]
+        num_bytes = len(data) if is_end else len(data) - incomplete_tail_len(data)
         self._region, spans = self._template.read(
             self._region,
-            _decode(data[:num_read]),
+            _decode(data[:num_bytes]),
             is_end=is_end,
             with_calls=bool(self._rules.tools),
         )
@@ -71,10 +71,10 @@ class Splitter:
             self._span(span)
         if is_end:
             self._settle()
-            self._placement.place("content", self._queue, 0)
+        self._place_tokens()
 
     @property
-    def _num_kept(self) -> int:
+    def _num_read(self) -> int:
         """Bytes of all segments."""
         return sum(length for _, length in self._segments)
 
@@ -93,97 +93,119 @@ class Splitter:
             self._text(channel, length, is_stripped=self._template.is_stripped(span.field))
         elif length or channel != "content":
             self._settle()
-            self._placement.place("markup", self._queue, length)
+            self._add("markup", length)
+
+    # segments: what the bytes at the front of the queue are
+
+    def _add(self, kind: SegmentKind, length: int) -> None:
+        if self._segments and self._segments[-1][0] == kind:
+            length += self._segments.pop()[1]
+        if length:
+            self._segments.append((kind, length))
+
+    def _settle(self, spaces: Channel = "markup", calls: Channel = "markup") -> None:
+        """Decides what waits."""
+        final = {"space": spaces, "tag": "markup", "call": calls}
+        segments, self._segments = self._segments, []
+        for kind, length in segments:
+            self._add(final.get(kind, kind), length)
+
+    def _place_tokens(self) -> None:
+        """Tokens of which every byte is decided leave the queue."""
+        while self._queue.lead and self._segments and self._segments[0][0] not in UNDECIDED:
+            self._use(self._queue.drop_lead(self._segments[0][1]))
+        while not self._queue.lead and (length := self._queue.first_length()) is not None:
+            shares = self._shares(length)
+            if shares is None:
+                return
+            if not shares:  # a token without bytes
+                field = self._region.field
+                shares = {self._template.channel(field) if field else "content": b""}
+            self._use(length)
+            self._placement.place(self._queue.pop(), shares, len(self._queue.entries))
+
+    def _shares(self, length: int) -> dict[Channel, bytes] | None:
+        """What each channel gets of the next ``length`` bytes; None while some are undecided."""
+        shares: dict[Channel, bytes] = {}
+        position = 0
+        for kind, num_bytes in self._segments:
+            if position == length:
+                break
+            if kind == "space" or kind == "tag" or kind == "call":
+                return None
+            end = min(position + num_bytes, length)
+            shares[kind] = shares.get(kind, b"") + self._queue.data[position:end]
+            position = end
+        return shares if position == length else None
+
+    def _use(self, length: int) -> None:
+        """The first ``length`` bytes are gone."""
+        while length:
+            kind, num_bytes = self._segments[0]
+            used = min(length, num_bytes)
+            self._segments[:1] = [(kind, num_bytes - used)] if used < num_bytes else []
+            length -= used
 
     # text
 
     def _text(self, channel: Channel, length: int, *, is_stripped: bool) -> None:
         """The next bytes are text of ``channel``; what no text shows of them is markup."""
-        for is_silent, num_bytes in self._queue.runs(self._num_kept, length):
+        for is_silent, num_bytes in self._queue.runs(self._num_read, length):
             if is_silent or channel == "markup":
-                self._keep("markup", num_bytes)
+                self._add("markup", num_bytes)
             else:
-                start = self._num_kept
+                start = self._num_read
                 text = _decode(self._queue.data[start : start + num_bytes])
                 self._shown_text(channel, text, is_stripped=is_stripped)
 
     def _shown_text(self, channel: Channel, text: str, *, is_stripped: bool) -> None:
         """White space at the start is stripped, and at the end until more text comes."""
-        if not is_stripped:
-            self._settle(channel)
-            self._place_text(channel, text)
-            return
-        if channel not in self._texts:
-            self._settle()
+        if is_stripped and channel not in self._texts:
             body = text.lstrip()
-            self._placement.place("markup", self._queue, len(_encode(text)) - len(_encode(body)))
+            self._add("markup", len(_encode(text)) - len(_encode(body)))
             text = body
-        body = text.rstrip()
+        body = text.rstrip() if is_stripped else text
         if body:
             self._settle(channel)
-            self._place_text(channel, body)
+            self._texts.add(channel)
+            self._add(channel, len(_encode(body)))
         if spaces := text[len(body) :]:
-            self._wait("space", len(_encode(spaces)))
-            if self._num_kept > _MAX_SPACES or self._placement.would_stop(channel, self._spaces()):
+            self._add("space", len(_encode(spaces)))
+            is_long = len(self._text_of("space")) > _MAX_SPACES
+            if is_long or self._placement.would_stop(channel, self._text_of(channel, "space")):
                 self._settle(channel)
 
-    def _place_text(self, channel: Channel, text: str) -> None:
-        self._texts.add(channel)
-        self._placement.place(channel, self._queue, len(_encode(text)))
-
-    def _spaces(self) -> str:
-        return "".join(_decode(data) for kind, data in self._kept() if kind == "space")
-
-    def _kept(self) -> list[tuple[SegmentKind, bytes]]:
-        """The segments with their bytes."""
-        data, position, kept = self._queue.data, 0, []
+    def _text_of(self, *kinds: SegmentKind) -> str:
+        """The text of some segments."""
+        position, parts = 0, []
         for kind, length in self._segments:
-            kept.append((kind, data[position : position + length]))
+            if kind in kinds:
+                parts.append(self._queue.data[position : position + length])
             position += length
-        return kept
-
-    def _keep(self, kind: SegmentKind, length: int) -> None:
-        """Markup behind bytes that wait has to wait with them."""
-        if self._segments or kind != "markup":
-            self._wait(kind, length)
-        else:
-            self._placement.place("markup", self._queue, length)
-
-    def _wait(self, kind: SegmentKind, length: int) -> None:
-        if self._segments and self._segments[-1][0] == kind:
-            length += self._segments.pop()[1]
-        self._segments.append((kind, length))
-
-    def _settle(self, spaces: Channel = "markup", calls: Channel = "markup") -> None:
-        """Places what waits, in order."""
-        segments, self._segments = self._segments, []
-        for kind, length in segments:
-            channel = spaces if kind == "space" else calls if kind == "call" else "markup"
-            self._placement.place(channel, self._queue, length)
+        return _decode(b"".join(parts))
 
     # tool calls
 
     def _open_call(self, span: Span, length: int, form: CallForm | None) -> None:
-        self._wait("tag", length)
+        self._add("tag", length)
         reader = None if form is None else open_reader(form, span.captures)
         self._call = CallState(reader=reader)
 
     def _call_text(self, call: CallState, length: int, form: CallForm | None) -> None:
-        num_dropped = min(length, self._queue.num_dropped(self._num_kept + length))
+        num_dropped = min(length, self._queue.num_dropped(self._num_read + length))
         length -= num_dropped
         if call.is_broken:
             self._content(length)
         elif call.reader is None or form is None:
-            self._wait("call", length)
+            self._add("call", length)
         else:
-            start = self._num_kept
+            start = self._num_read
             text = _decode(self._queue.data[start : start + length])
             self._read_calls(call, text, read_calls(call.reader, characters(text), form))
-        if num_dropped:
-            self._keep("markup", num_dropped)
+        self._add("markup", num_dropped)
 
     def _read_calls(self, call: CallState, text: str, events: list[CallEvent]) -> None:
-        """Places the bytes between the events, each as the events before it say."""
+        """The bytes between the events are what the events before them say."""
         position = 0
         for event in events:
             self._call_bytes(call, len(_encode(text[position : event.position])))
@@ -196,13 +218,10 @@ class Splitter:
             self._call_bytes(call, rest)
 
     def _call_bytes(self, call: CallState, length: int) -> None:
-        if not length:
-            return
         if call.is_certain:
-            channel: Channel = "markup" if call.is_dropped else "tool_calls"
-            self._placement.place(channel, self._queue, length)
+            self._add("markup" if call.is_dropped else "tool_calls", length)
         else:
-            self._wait("call", length)
+            self._add("call", length)
 
     def _call_event(self, call: CallState, event: CallEvent) -> None:
         if event.kind == "object":
@@ -240,17 +259,16 @@ class Splitter:
             if not call.is_certain:
                 self._revert()
             self._settle()
-            self._placement.place("markup", self._queue, length)
+            self._add("markup", length)
         else:
-            self._wait("tag", length)
+            self._add("tag", length)
             self._revert()
 
     def _close_whole_call(self, call: CallState, span: Span, length: int) -> None:
         """A form that is read at its end."""
-        text = b"".join(data for kind, data in self._kept() if kind in ("tag", "call"))
-        whole = characters(_decode(text) + span.text)
+        whole = characters(self._text_of("tag", "call") + span.text)
         calls = self._template.parse_calls(span.field, whole, self._rules.tools)
-        self._wait("tag", length)
+        self._add("tag", length)
         if not calls:
             self._revert()
             return
@@ -263,7 +281,10 @@ class Splitter:
 
     def _revert(self) -> None:
         """What waits is no call but content."""
-        length, self._segments = self._num_kept, []
+        kinds = [kind for kind, _ in self._segments]
+        first = next((n for n, kind in enumerate(kinds) if kind in UNDECIDED), len(kinds))
+        length = sum(num_bytes for _, num_bytes in self._segments[first:])
+        del self._segments[first:]
         self._content(length)
 
     def _content(self, length: int) -> None:

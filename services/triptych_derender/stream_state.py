@@ -182,12 +182,10 @@ def _check_split(state: SplitState, split: SplitRules, rules: TextRules) -> None
     num_bytes = len(state.lead) + sum(
         len(rules.table.token_bytes(entry.token_id)) for entry in waiting
     )
-    first = waiting[0].token_id if waiting else None
     is_ours = (
         split.template.knows(state.region.field)
         and all(_is_entry(entry, 0, rules) for entry in waiting)
-        and state.num_taken <= (0 if first is None else len(rules.table.token_bytes(first)))
-        and sum(length for _, length in state.segments) <= num_bytes - state.num_taken
+        and sum(length for _, length in state.segments) <= num_bytes
     )
     if not is_ours:
         raise refusal("was changed, or is of another request")

@@ -1,23 +1,10 @@
-"""Sampled tokens whose bytes no channel has yet, oldest first."""
+"""Sampled tokens whose bytes are not all decided, oldest first."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from triptych_derender.lanes import Entry
 from triptych_derender.token_table import TokenTable
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one channel gets of a token: the whole of it, or some bytes (``entry.part``).
-
-    ``is_first``: no other channel got anything of it before.
-    """
-
-    entry: Entry
-    is_first: bool
 
 
 class TokenQueue:
@@ -27,7 +14,6 @@ class TokenQueue:
         table: bytes of every token id.
         lead: bytes that the prompt wrote at the beginning of the answer; no token of the output.
         entries: the tokens.
-        num_taken: how many bytes of the first token are gone already.
         is_skipped: whether text channels leave a token out.
     """
 
@@ -37,7 +23,6 @@ class TokenQueue:
         *,
         lead: bytes,
         entries: Sequence[Entry],
-        num_taken: int,
         is_skipped: Callable[[Entry], bool],
     ) -> None:
         self._table = table
@@ -45,9 +30,7 @@ class TokenQueue:
         self._dropped: Entry | None = None
         self.lead = lead
         self.entries = deque(entries)
-        self.num_taken = num_taken
-        raw = b"".join(table.token_bytes(entry.token_id) for entry in entries)
-        self.data = lead + raw[num_taken:]
+        self.data = lead + b"".join(table.token_bytes(entry.token_id) for entry in entries)
 
     def push(self, entry: Entry, *, is_dropped: bool = False) -> None:
         """``is_dropped``: it is the stop token that no text shows, the last one."""
@@ -55,6 +38,22 @@ class TokenQueue:
             self._dropped = entry
         self.entries.append(entry)
         self.data += self._table.token_bytes(entry.token_id)
+
+    def drop_lead(self, num_bytes: int) -> int:
+        """How many of the next bytes are the prompt's; they go."""
+        num_lead = min(num_bytes, len(self.lead))
+        self.lead, self.data = self.lead[num_lead:], self.data[num_lead:]
+        return num_lead
+
+    def first_length(self) -> int | None:
+        """How many bytes the first token has; None without one."""
+        return self._length(self.entries[0]) if self.entries else None
+
+    def pop(self) -> Entry:
+        """Takes the first token."""
+        entry = self.entries.popleft()
+        self.data = self.data[self._length(entry) :]
+        return entry
 
     def num_dropped(self, end: int) -> int:
         """How many of the bytes before ``end`` are the dropped token's."""
@@ -66,42 +65,18 @@ class TokenQueue:
         """The bytes from ``start`` on as runs of silent and of shown tokens: flag and length."""
         if not any(map(self._is_silent, self.entries)):
             return [(False, num_bytes)]
-        position, end, runs = 0, start + num_bytes, []
-        for is_silent, length in self._lengths():
-            first, last = max(position, start), min(position + length, end)
+        position, end, runs = len(self.lead), start + num_bytes, []
+        if start < position:
+            runs.append((False, min(position, end) - start))
+        for entry in self.entries:
+            first, last = max(position, start), min(position + self._length(entry), end)
             if first < last:
-                runs.append((is_silent, last - first))
-            position += length
+                runs.append((self._is_silent(entry), last - first))
+            position += self._length(entry)
         return runs
-
-    def take(self, num_bytes: int) -> Iterator[Share]:
-        """The next ``num_bytes`` by token; tokens without bytes go with what is beside them."""
-        num_lead = min(num_bytes, len(self.lead))
-        self.lead, self.data = self.lead[num_lead:], self.data[num_bytes:]
-        num_left = num_bytes - num_lead
-        while self.entries and (num_left or not self._length(self.entries[0])):
-            entry, start = self.entries[0], self.num_taken
-            raw = self._table.token_bytes(entry.token_id)
-            end = min(len(raw), start + num_left)
-            share = entry
-            if end - start < len(raw):
-                share = copy(entry)
-                share.part = raw[start:end]
-            yield Share(share, start == 0)
-            num_left -= end - start
-            self.num_taken = 0 if end == len(raw) else end
-            if not self.num_taken:
-                self.entries.popleft()
 
     def _is_silent(self, entry: Entry) -> bool:
         return entry is self._dropped or self._is_skipped(entry)
 
     def _length(self, entry: Entry) -> int:
         return len(self._table.token_bytes(entry.token_id))
-
-    def _lengths(self) -> Iterator[tuple[bool, int]]:
-        yield False, len(self.lead)
-        num_taken = self.num_taken
-        for entry in self.entries:
-            yield self._is_silent(entry), self._length(entry) - num_taken
-            num_taken = 0

@@ -149,20 +149,31 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def forced_call(family: ResponseFamily, spec: ReplySpec) -> str | None:
-    """The text that begins an answer that has to be a tool call; None where it has not.
+def forced_call(family: ResponseFamily, spec: ReplySpec, prompt: str) -> str:
+    """What follows ``prompt`` so that the answer is a tool call; nothing where it need not be.
+
+    Reasoning that the prompt opens is closed first: a call cannot begin inside.
 
     Raises:
         InvalidRequestError: the family has no such text.
     """
     if spec.tool_choice != "required":
-        return None
+        return ""
     if family.call_prefix is None:
         raise InvalidRequestError(
             f"tool_choice can be none or auto here: response template {family.name} has no prefix "
             f"that makes an answer a call",
             param="tool_choice",
         )
-    if spec.tool_name is None:
-        return family.call_prefix.required
-    return family.call_prefix.named.replace("{name}", spec.tool_name)
+    prefix = family.call_prefix.required
+    if spec.tool_name is not None:
+        prefix = family.call_prefix.named.replace("{name}", spec.tool_name)
+    return _end_of_reasoning(family, prompt) + prefix
+
+
+def _end_of_reasoning(family: ResponseFamily, prompt: str) -> str:
+    for name, field in family.response_template["fields"].items():
+        is_reasoning = family.channel(name) == "reasoning_content"
+        if is_reasoning and "open" in field and prompt.rstrip().endswith(field["open"]):
+            return f"{field['close']}\n\n"
+    return ""

@@ -140,13 +140,18 @@ class Reply:
 def whole(derenderer: Derenderer, spec: ReplySpec, given: Generated) -> Reply:
     body = json.loads(derenderer.whole(spec, [given], request_id="r", created=1))
     (choice,) = body["choices"]
+    return reply_of(choice)
+
+
+def reply_of(choice: Any) -> Reply:
+    """A whole answer's choice."""
     message = choice["message"]
     return Reply(
         content=message["content"] or "",
         reasoning=message.get("reasoning_content") or "",
         calls=[{"id": call["id"], **call["function"]} for call in message.get("tool_calls", [])],
         logprobs=choice["logprobs"] or {},
-        token_ids=choice["token_ids"] or [],
+        token_ids=choice.get("token_ids") or [],
         finish=[(choice["finish_reason"], choice["stop_reason"])],
     )
 

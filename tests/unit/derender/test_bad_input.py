@@ -182,7 +182,7 @@ FORGED: list[dict[str, Any]] = [
     {"waiting": [[97, columns(1), 0, 1, b"\xe4" * 9999, None]]},
     {"waiting": [[97, columns(9999), 0, 1, b"", None]]},
     {"waiting": [[97, columns(1), 0, 0, b"", None]] * 100},
-    {"split": [[None, False, ""], b"", [b"", []], 0, [], [], None, 0]},
+    {"split": [[None, False, ""], b"", [b"", []], [], [], None, 0]},
 ]
 LANE = {"held": b"", "tail": "", "text_len": 0, "waiting": []}
 CHOICE = {"num_tokens": 0, "is_done": False, "is_cut": False, "split": None}

@@ -1,0 +1,155 @@
+"""Each family's format, as its documentation shows it: whole, and streamed token by token."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triptych.errors import SetupError
+from triptych.response_template import family_names, find_family
+from unit.derender.channel_toys import (
+    EOS_ID,
+    Reply,
+    answered,
+    derenderer_of,
+    spec_of,
+    stateless,
+    streamed,
+    tokens,
+    whole,
+)
+
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An output of a family after a prompt that ends in ``prompt``, and what it means."""
+
+    family: str
+    name: str
+    output: str
+    prompt: str = ""
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+
+def cases() -> list[Case]:
+    recorded = json.loads((DATA / "response_formats.json").read_text())
+    return [
+        Case(family, name, **{**case, "calls": [tuple(call) for call in case.get("calls", [])]})
+        for family, named in recorded.items()
+        for name, case in named.items()
+    ]
+
+
+CASES = cases()
+
+
+def check(reply: Reply, case: Case) -> None:
+    assert reply.reasoning == case.reasoning
+    assert reply.content == case.content
+    assert reply.named_calls() == case.calls
+    assert reply.finish == [("tool_calls" if case.calls else "stop", None)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}-{case.name}")
+@pytest.mark.parametrize("is_long", [True, False])
+def test_output_is_read_as_documented(case: Case, is_long: bool) -> None:
+    derenderer = derenderer_of(case.family)
+    ids = [*tokens(case.output, is_long=is_long), EOS_ID]
+    given = answered(ids, "stop", prompt=tokens(case.prompt, is_long=False))
+    every = range(len(ids))
+    check(whole(derenderer, spec_of(), given), case)
+    check(streamed(derenderer, spec_of(), given, every), case)
+    reply, states = stateless(derenderer, spec_of(), given, every)
+    check(reply, case)
+    assert max(map(len, states)) < 4096 + len(case.output)
+
+
+def test_every_family_has_a_recorded_output() -> None:
+    assert {case.family for case in CASES} == set(family_names())
+
+
+@pytest.mark.parametrize("family", family_names())
+def test_a_prompt_without_the_anchor_says_nothing(family: str) -> None:
+    """A system prompt that shows the format is no part of the answer."""
+    shown = (
+        "You may write <think> and <tool_call> and [TOOL_CALLS] and <|channel|>analysis<|message|>"
+    )
+    given = answered(tokens("Hello"), prompt=tokens(shown))
+    assert whole(derenderer_of(family), spec_of(), given).content == "Hello"
+
+
+def directory(tmp_path: Path, added: list[str], **config: Any) -> Path:
+    tokens_json = [{"id": n, "content": content} for n, content in enumerate(added)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens_json}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("added", "name"),
+    [
+        (["<|im_start|>", "<|im_end|>"], None),
+        (["<think>", "</think>"], "think"),
+        (["<|im_start|>", "<tool_call>", "</tool_call>"], "hermes"),
+        (["<|im_start|>", "<tool_call>", "</tool_call>", "<think>", "</think>"], "qwen3"),
+        (["<think>", "</think>", "<\uff5cAssistant\uff5c>"], "deepseek-r1"),
+        (["<|python_tag|>", "<|start_header_id|>", "<|eom_id|>"], "llama3"),
+        (["[INST]", "[/INST]", "[TOOL_CALLS]"], "mistral"),
+        (["[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]", "[THINK]"], "mistral-args"),
+        (["<|start|>", "<|channel|>", "<|message|>", "<|call|>"], "gpt-oss"),
+        (["<start_function_call>", "<end_function_call>"], "functiongemma"),
+    ],
+)
+def test_auto_finds_the_family_by_its_tokens(
+    tmp_path: Path, added: list[str], name: str | None
+) -> None:
+    family = find_family("auto", directory(tmp_path, added))
+    assert (family and family.name) == name
+    assert find_family("none", tmp_path) is None
+
+
+def test_auto_takes_the_tokenizers_own_template_first(tmp_path: Path) -> None:
+    """In the form of transformers' documentation, with its names of fields."""
+    template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|im_start|>assistant\n",
+        "fields": {
+            "thinking": {"open": "<t>", "close": "</t>", "content": "text"},
+            "content": {"close": "<|im_end|>", "content": "text"},
+        },
+    }
+    added = ["<think>", "</think>"]
+    family = find_family("auto", directory(tmp_path, added, response_template=template))
+    assert family is not None
+    assert family.name == "tokenizer"
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"description": "Mine.", "response_template": template}))
+    reply = whole(derenderer_of(str(path)), spec_of(), answered(tokens("<t> hm </t> Hi ")))
+    assert (reply.reasoning, reply.content) == ("hm", "Hi")
+
+
+@pytest.mark.parametrize(
+    ("choice", "content"),
+    [
+        ("qwen", None),
+        ("broken.json", "{"),
+        ("broken.json", '{"description": "x"}'),
+        ("broken.json", '{"description": "x", "response_template": {}}'),
+        ("broken.json", '{"description": "x", "response_template": {"fields": {"content": {}}}}'),
+        ("missing.json", None),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_said_at_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, content: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(choice).write_text(content)
+    with pytest.raises(SetupError, match="response template"):
+        derenderer_of(choice)
