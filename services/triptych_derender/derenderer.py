@@ -8,7 +8,7 @@ from typing import Self
 
 import msgspec
 
-from triptych.errors import InvalidRequestError, ModelNotFoundError
+from triptych.errors import InvalidRequestError, ModelNotFoundError, SetupError
 from triptych.reply import ReplySpec
 from triptych.response_template import ResponseFamily, find_family
 from triptych.wire import ChoiceDelta, Generated, GenerateDelta, Usage, count_usage
@@ -281,9 +281,18 @@ class Derenderer:
 
 
 def _load_template(family: ResponseFamily) -> Template:
-    """Imports transformers, which takes most of a second: only where a template is used."""
-    from triptych_derender.reply_template import ReplyTemplate
+    """Imports transformers, which takes most of a second: only where a template is used.
 
+    Raises:
+        SetupError: transformers is not installed, or does not take the template.
+    """
+    try:
+        from triptych_derender.reply_template import ReplyTemplate
+    except ImportError as error:
+        raise SetupError(
+            f"response template {family.name} needs transformers ({error}): install "
+            f"triptych[derender], or use --response-template none"
+        ) from error
     return ReplyTemplate(family)
 
 
