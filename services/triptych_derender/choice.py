@@ -4,11 +4,9 @@
 any cutting into deltas gives the same text and entries. Rules: docs/logprobs.md, docs/channels.md.
 """
 
-from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
 
 import msgspec
 
@@ -16,8 +14,9 @@ from triptych.json_bodies import Count
 from triptych.logprobs import Logprobs
 from triptych.reply import ReplySpec
 from triptych.response_template import Channel
-from triptych.wire import ChoiceDelta, FinishReason
+from triptych.wire import ChoiceDelta
 from triptych_derender.lanes import Candidates, Entry, Lane, LaneState
+from triptych_derender.pieces import ChannelPiece, EndReason, Piece
 from triptych_derender.split_state import CallDelta, SplitRules, SplitState
 from triptych_derender.splitter import Splitter
 from triptych_derender.stops import StopMatch
@@ -28,8 +27,6 @@ from triptych_derender.token_table import TokenTable
 TEXT_CHANNELS: tuple[Channel, ...] = ("content", "reasoning_content")
 #: What a client sees who does not want reasoning.
 _VISIBLE: frozenset[Channel] = frozenset({"content", "tool_calls"})
-
-EndReason = FinishReason | Literal["tool_calls"]
 
 
 class ChoiceState(msgspec.Struct, array_like=True):
@@ -44,69 +41,6 @@ class ChoiceState(msgspec.Struct, array_like=True):
     is_done: bool = False
     is_cut: bool = False
     split: SplitState | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelPiece:
-    """What one delta adds beside content, with a response template.
-
-    ``entries``: of the other channels that the client may see. ``token_ids``: of the tokens of all
-    channels that the client may see, in order.
-    """
-
-    reasoning: str = ""
-    calls: Sequence[CallDelta] = ()
-    entries: dict[Channel, list[Entry]] = field(default_factory=dict)
-    token_ids: list[int] = field(default_factory=list)
-
-    def then(self, later: "ChannelPiece") -> "ChannelPiece":
-        return ChannelPiece(
-            reasoning=self.reasoning + later.reasoning,
-            calls=[*self.calls, *later.calls],
-            entries={
-                name: [*self.entries.get(name, ()), *entries]
-                for name, entries in later.entries.items()
-            },
-            token_ids=self.token_ids + later.token_ids,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one delta adds to a choice.
-
-    ``entries``: the tokens whose text is in ``text``. ``is_scored``: generate sent logprobs.
-    ``channels``: only with a response template.
-    """
-
-    text: str = ""
-    entries: Sequence[Entry] = ()
-    is_scored: bool = False
-    finish_reason: EndReason | None = None
-    stop_reason: int | str | None = None
-    channels: ChannelPiece | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.text or self.entries or self.finish_reason)
-
-    def token_ids(self) -> list[int]:
-        if self.channels is not None:
-            return self.channels.token_ids
-        return [entry.token_id for entry in self.entries]
-
-    def then(self, later: "Piece") -> "Piece":
-        """This piece and a later one of the same choice as one."""
-        return Piece(
-            text=self.text + later.text,
-            entries=[*self.entries, *later.entries],
-            is_scored=self.is_scored or later.is_scored,
-            finish_reason=later.finish_reason,
-            stop_reason=later.stop_reason,
-            channels=(self.channels or ChannelPiece()).then(later.channels)
-            if later.channels
-            else None,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,11 @@ from triptych_derender.checks import (
     check_prompt,
     check_spec,
 )
-from triptych_derender.choice import Piece, TextRules, text_rules
+from triptych_derender.choice import TextRules, text_rules
 from triptych_derender.completions import CompletionFormat
 from triptych_derender.entries import EntryWriter
 from triptych_derender.formats import PromptFacts, PromptReply, ReplyContext, ReplyFormat
+from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate, PromptRules, PromptState, advance_prompt
 from triptych_derender.reply_stream import ReplyStream
 from triptych_derender.split_start import split_start

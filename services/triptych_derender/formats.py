@@ -9,9 +9,9 @@ import msgspec
 from triptych.logprobs import Logprobs
 from triptych.reply import ReplySpec
 from triptych.wire import Usage
-from triptych_derender.choice import Piece
 from triptych_derender.entries import EntryWriter, prompt_logprobs_json
 from triptych_derender.lanes import Entry
+from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate
 from triptych_derender.token_table import TokenTable
 

@@ -33,7 +33,7 @@ class Candidates:
         self.logprobs = logprobs
 
 
-class Entry(msgspec.Struct, array_like=True):
+class Entry(msgspec.Struct, array_like=True, gc=False):
     """One token of the output (or of an echoed prompt) with its candidates.
 
     ``offset``: where its text starts in the choice's text, in code points. ``end``: where it ends;

@@ -7,8 +7,9 @@ import msgspec
 
 from triptych.logprobs import Logprobs
 from triptych.wire import ChoiceDelta, GenerateDelta
-from triptych_derender.choice import ChoiceState, Piece, TextRules, advance
+from triptych_derender.choice import ChoiceState, TextRules, advance
 from triptych_derender.lanes import Entry, LaneState
+from triptych_derender.pieces import Piece
 from triptych_derender.split_state import SplitState
 from triptych_derender.token_table import TokenTable
 

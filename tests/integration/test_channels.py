@@ -177,8 +177,8 @@ async def test_parallel_tool_calls_false_shows_one_call(stack: Scripted) -> None
     [
         (
             {"type": "function", "function": {"name": "get_time"}},
-            '{"city": "Paris"}}\n</tool_call><|im_end|>',
-            '<tool_call>\n{"name": "get_time", "arguments": ',
+            '"city": "Paris"}}\n</tool_call><|im_end|>',
+            '<tool_call>\n{"name": "get_time", "arguments": {',
         ),
         (
             "required",

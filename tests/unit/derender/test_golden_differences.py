@@ -13,8 +13,9 @@ from typing import Any
 
 from triptych.logprobs import pack_logprobs
 from triptych.wire import ChoiceDelta
-from triptych_derender.choice import ChoiceState, Piece, TextRules, advance
+from triptych_derender.choice import ChoiceState, TextRules, advance
 from triptych_derender.lanes import Entry
+from triptych_derender.pieces import Piece
 from triptych_derender.text_stream import shown_text
 from triptych_derender.token_table import TokenTable, parse_token_table
 

@@ -42,8 +42,8 @@ def added(renderer: Renderer, **fields: Any) -> str:
         ("qwen3", "auto", ""),
         ("qwen3", "none", ""),
         ("qwen3", "required", '<tool_call>\n{"name": "'),
-        ("qwen3", ADD, '<tool_call>\n{"name": "add", "arguments": '),
-        ("llama3", ADD, '{"name": "add", "parameters": '),
+        ("qwen3", ADD, '<tool_call>\n{"name": "add", "arguments": {'),
+        ("llama3", ADD, '{"name": "add", "parameters": {'),
     ],
 )
 def test_a_required_call_begins_in_the_prompt(
@@ -58,11 +58,11 @@ def test_reasoning_that_the_prompt_opens_is_closed_before_a_required_call(
     renderer = Renderer.from_directory(
         smollm2_dir, model="m", response_template="qwen3", allow_request_templates=True
     )
-    template = "{{ messages[0].content }}<|im_start|>assistant\n<think>\n"
+    template = "{{ messages[0].content }}<|im_start|>assistant\n<think>{{ '\\n' }}"
     fields: dict[str, Any] = {"chat_template": template, "tools": TOOLS}
     ids = renderer.render_chat(body(tool_choice=ADD, **fields)).requests[0].token_ids
     text = json.loads(renderer.detokenize(json.dumps({"tokens": ids}).encode()))["prompt"]
-    expected = '<think>\n</think>\n\n<tool_call>\n{"name": "add", "arguments": '
+    expected = '<think>\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {'
     assert text.endswith(expected)
 
 
