@@ -22,7 +22,7 @@ from triptych_derender.split_state import (
 from triptych_derender.text_stream import characters, incomplete_tail_len
 from triptych_derender.token_queue import TokenQueue
 
-#: Longer white space is text, wherever it stands: what is held back is bounded (bytes).
+#: Longer white space is text, wherever it stands: what is held back is bounded (code points).
 _MAX_SPACES = 256
 
 

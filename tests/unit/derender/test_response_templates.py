@@ -10,6 +10,7 @@ import pytest
 
 from triptych.errors import SetupError
 from triptych.response_template import family_names, find_family
+from triptych_derender.token_table import parse_token_table
 from unit.derender.channel_toys import (
     EOS_ID,
     Reply,
@@ -21,6 +22,7 @@ from unit.derender.channel_toys import (
     tokens,
     whole,
 )
+from unit.derender.toys import cut, stateless_chunks
 
 DATA = Path(__file__).parent / "data"
 
@@ -190,3 +192,29 @@ def test_a_call_that_the_prompt_began_is_read_to_its_end(family: str) -> None:
         reply = whole(derenderer_of(family), spec_of(**named), each)
         assert reply.named_calls() == [("get_weather", {"city": "Paris"})]
         assert (reply.content, reply.finish) == ("", [("tool_calls", None)])
+
+
+#: Ids, and what vLLM 0.33 sent for each as (reasoning, content), with its <think> parser; ids 8 and
+#: 10 of SmolLM2 were made the tags. Recorded from its streaming derender endpoint.
+VLLM_IDS = [8, 57, 1251, 803, 30, 10, 504, 2988, 314, 216, 36, 30]
+VLLM_CHUNKS = [
+    *[(None, None), ("I", None), (" must", None), (" add", None), (".", None), (None, None)],
+    *[(None, "The"), (None, " answer"), (None, " is"), (None, " "), (None, "4"), (None, ".")],
+]
+
+
+@pytest.mark.model
+def test_texts_are_vllms_and_white_space_waits_one_token(smollm2_dir: Path) -> None:
+    tokenizer = json.loads((smollm2_dir / "tokenizer.json").read_text())
+    for token in tokenizer["added_tokens"]:
+        token["content"] = {8: "<think>", 10: "</think>"}.get(token["id"], token["content"])
+        token["special"] = token["special"] and token["id"] not in (8, 10)
+    table = parse_token_table(json.dumps(tokenizer).encode())
+    chunks, _ = stateless_chunks(
+        derenderer_of("think", table), spec_of(), cut(answered(VLLM_IDS), range(1, 12)), [1]
+    )
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    seen = [(delta.get("reasoning_content"), delta["content"]) for delta in deltas]
+    expected = list(VLLM_CHUNKS)
+    expected[9:11] = [(None, None), (None, " 4")]  # it could be the last
+    assert seen == expected
