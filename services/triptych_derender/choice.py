@@ -217,10 +217,11 @@ class _SplitRun(_Run):
         shown = self._rules.shows_reasoning
         text, entries = self._release("content")
         reasoning, reasoning_entries = self._release("reasoning_content")
-        others: dict[Channel, list[Entry]] = {"tool_calls": self._release("tool_calls")[1]}
-        if shown:
-            others["reasoning_content"] = reasoning_entries
-            others["markup"] = self._release("markup")[1]
+        others: dict[Channel, list[Entry]] = {
+            "reasoning_content": reasoning_entries,
+            "tool_calls": self._release("tool_calls")[1],
+            "markup": self._release("markup")[1],
+        }
         has_called = self.finish_reason == "stop" and self._splitter.num_calls
         return Piece(
             text=text,
@@ -231,7 +232,7 @@ class _SplitRun(_Run):
             channels=ChannelPiece(
                 reasoning=reasoning if shown else "",
                 calls=self._calls,
-                entries=others,
+                entries={name: each for name, each in others.items() if shown or name in _VISIBLE},
                 token_ids=self._token_ids,
             ),
         )

@@ -108,5 +108,6 @@ def cache_directory() -> Path:
 def _describe(fault: ErrorDetails) -> str:
     flag = ".".join(str(part) for part in fault["loc"]).replace("_", "-")
     value = fault["input"]
-    given = f" (got {value!r})" if isinstance(value, str | int | float) else ""
+    is_shown = isinstance(value, str | int | float) and not flag.endswith("key")
+    given = f" (got {value!r})" if is_shown else ""
     return f"--{flag}: {fault['msg']}{given}"

@@ -161,6 +161,7 @@ def test_hidden_reasoning_leaves_no_trace(family: str, data: st.DataObject) -> N
     assert sorted(hidden.token_ids) == sorted(whole_ids)
     cuts = data.draw(st.lists(st.integers(0, len(ids)), max_size=6))
     assert same(streamed(derenderer, spec, given_answer, cuts)) == same(hidden)
+    assert same(stateless(derenderer, spec, given_answer, cuts)[0]) == same(hidden)
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from triptych.errors import InvalidRequestError
+from triptych.errors import InvalidRequestError, SetupError
+from triptych.reply import completion_reply_spec
+from triptych.settings import parse_settings
+from triptych_derender.settings import DerenderSettings
 from triptych_derender.stream_state import StateCodec
 from unit.derender.channel_toys import (
     EOS_ID,
@@ -157,8 +160,6 @@ def test_a_stop_string_of_white_space_counts_though_it_could_be_stripped() -> No
 
 
 def test_completions_are_not_split() -> None:
-    from triptych.reply import completion_reply_spec
-
     spec = completion_reply_spec({"prompt": "x"}, model=MODEL)
     body = QWEN.whole(spec, [answered(tokens("<think>a</think>b"))], request_id="r", created=1)
     assert json.loads(body)["choices"][0]["text"] == "<think>a</think>b"
@@ -203,6 +204,16 @@ def test_the_state_is_small_and_does_not_grow() -> None:
     assert max(map(len, states[100:400])) <= max(map(len, states[:100])) + 16
 
 
+def test_the_state_does_not_grow_with_hidden_markup() -> None:
+    """Tags in plenty: none of their entries may wait for ever."""
+    ids = tokens("<think>a</think>b" * 200)
+    reply, states = stateless(
+        QWEN, spec_of(include_reasoning=False), answered(ids), range(len(ids))
+    )
+    assert reply.content == "b" * 200
+    assert max(map(len, states)) < 512
+
+
 def test_a_signed_state_is_refused_when_it_is_forged() -> None:
     signing = derenderer_of("qwen3", state_key=b"a key of a deployment")
     replica = derenderer_of("qwen3", state_key=b"a key of a deployment")
@@ -225,6 +236,12 @@ def test_a_state_of_another_template_is_refused() -> None:
     for other in (derenderer_of("hermes"), derenderer_of("none")):
         with pytest.raises(InvalidRequestError, match="stream_state"):
             feed(other, states[0])
+
+
+def test_a_key_that_is_too_short_is_refused_without_being_shown() -> None:
+    with pytest.raises(SetupError, match="--state-key") as caught:
+        parse_settings(DerenderSettings, ["--state-key", "tooshort"])
+    assert "tooshort" not in str(caught.value)
 
 
 #: Fields of a SplitState in their order, as one who read the source may set them.
