@@ -49,7 +49,9 @@ class ReplyTemplate:
                 if name not in texts
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SetupError(f"response template {family.name}: {error}") from error
+            raise SetupError(
+                f"response template {family.name}: {error} (--response-template none does without)"
+            ) from error
         self._forms = {name: _call_form(self._fields[name]) for name in self._wholes}
 
     def read(

@@ -73,6 +73,17 @@ def test_output_is_read_as_documented(case: Case, is_long: bool) -> None:
     assert max(map(len, states)) < 4096 + len(case.output)
 
 
+def test_call_ids_have_the_length_that_a_chat_template_insists_on() -> None:
+    output = tokens(
+        '[TOOL_CALLS][{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]'
+    )
+    ids = [
+        call["id"] for call in whole(derenderer_of("mistral"), spec_of(), answered(output)).calls
+    ]
+    assert len(set(ids)) == 2
+    assert all(len(each) == 9 and each.isalnum() for each in ids)
+
+
 def test_every_family_has_a_recorded_output() -> None:
     assert {case.family for case in CASES} == set(family_names())
 
