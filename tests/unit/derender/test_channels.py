@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import random
 from typing import Any
 
 import msgspec
@@ -195,7 +196,10 @@ def test_the_state_is_small_and_does_not_grow() -> None:
     ids = tokens(OUTPUT)
     spec = spec_of(top_logprobs=20)
     given = answered(ids)
-    choice = msgspec.structs.replace(given.choices[0], logprobs=score(ids, 20))
+    scored = score(ids, 20)
+    values = random.Random(1).choices(range(-(10**9), 0), k=len(scored.logprobs))
+    scored = msgspec.structs.replace(scored, logprobs=[value / 1e8 for value in values])
+    choice = msgspec.structs.replace(given.choices[0], logprobs=scored)
     given = msgspec.structs.replace(given, choices=[choice])
     _, states = stateless_chunks(
         QWEN, spec, cut(given, range(len(ids))), given.prompt_token_ids or []
