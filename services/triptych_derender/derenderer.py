@@ -179,7 +179,8 @@ class Derenderer:
         state = self._states.decode(stream_state, self._text_rules(spec))
         updates: list[ChoiceUpdate] = []
         if delta.choices:
-            rules = self._prompt_rules(spec, spec.n, prompt_token_ids)
+            has_begun = all(choice.index in state.choices for choice in delta.choices)
+            rules = self._prompt_rules(spec, spec.n, prompt_token_ids, has_begun=has_begun)
             try:
                 state, updates = advance_prompt(state, delta, rules)
             except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -248,16 +249,22 @@ class Derenderer:
         return state, PromptReply(facts, pieces)
 
     def _prompt_rules(
-        self, spec: ReplySpec, num_choices: int, prompt_token_ids: list[int] | None
+        self,
+        spec: ReplySpec,
+        num_choices: int,
+        prompt_token_ids: list[int] | None,
+        *,
+        has_begun: bool = False,
     ) -> PromptRules:
         if spec.echo and prompt_token_ids is None:
             raise InvalidRequestError("echo needs prompt_token_ids", param="prompt_token_ids")
         rules = self._text_rules(spec)
+        start = None if has_begun else split_start(rules, spec, self.family, prompt_token_ids)
         return PromptRules(
             text=rules,
             num_choices=num_choices,
             echo_ids=prompt_token_ids if spec.echo else None,
-            start=split_start(rules, spec, self.family, prompt_token_ids),
+            start=start,
         )
 
     def _text_rules(self, spec: ReplySpec) -> TextRules:

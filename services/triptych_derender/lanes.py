@@ -83,12 +83,14 @@ class Lane:
         state = self.state
         entry.offset, entry.held = state.text_len, state.held
         state.waiting.append(entry)
-        text = None
-        if entry.part is None and not state.held:
-            text = table.token_text(entry.token_id)
-        if text is None:
-            raw = table.token_bytes(entry.token_id) if entry.part is None else entry.part
-            text, state.held = push_bytes(state.held, raw)
+        is_plain = entry.part is None and not state.held
+        text = table.token_text(entry.token_id) if is_plain else None
+        if text is not None:  # all characters were complete, and are
+            state.text_len += len(text)
+            entry.end = state.text_len
+            return self._push_text(text, may_stop=may_stop)
+        raw = table.token_bytes(entry.token_id) if entry.part is None else entry.part
+        text, state.held = push_bytes(state.held, raw)
         state.text_len += len(text)
         if not state.held:
             self._set_ends()
