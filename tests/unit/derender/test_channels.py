@@ -21,6 +21,7 @@ from unit.derender.channel_toys import (
     Reply,
     answered,
     derenderer_of,
+    joined,
     spec_of,
     stateless,
     streamed,
@@ -320,3 +321,22 @@ def test_the_json_endpoint_reads_tools_from_the_chat_request() -> None:
     del body["chat_request"]
     (shown,) = json.loads(QWEN.derender_chat(json.dumps(body).encode()))["choices"]
     assert shown["message"]["content"] == CALL
+
+
+def test_the_prompt_is_needed_with_the_first_chunk_alone() -> None:
+    prompt = tokens("<|im_start|>assistant\n<think>\n", is_long=False)
+    deltas = cut(answered(tokens("hm</think>Hi", is_long=False)), range(20))
+    chunks, state = [], None
+    for position, each in enumerate(deltas):
+        chunk, state = QWEN.feed_stateless(
+            spec_of(),
+            each,
+            state,
+            request_id="r",
+            created=1,
+            prompt_tokens=len(prompt),
+            prompt_token_ids=None if position else prompt,
+        )
+        chunks.append(json.loads(chunk))
+    reply = joined(chunks)
+    assert (reply.reasoning, reply.content) == ("hm", "Hi")
