@@ -22,6 +22,7 @@ from triptych.settings import (
     LogLevel,
     ModelSettings,
     ServiceSettings,
+    TemplateSettings,
     parse_settings,
     settings_config,
 )
@@ -42,7 +43,7 @@ _CHILD_GRACE_S = 1.5
 _PR_SET_PDEATHSIG = 1
 
 
-class ServeSettings(ServiceSettings, ModelSettings):
+class ServeSettings(ServiceSettings, ModelSettings, TemplateSettings):
     """Serve a model on this machine: gateway, render, generate and derender."""
 
     model_config = settings_config("TRIPTYCH_SERVE_", "serve")
@@ -67,6 +68,9 @@ class ServeSettings(ServiceSettings, ModelSettings):
     request_timeout_s: float = Field(600.0, gt=0, description="seconds that one answer may take")
     api_key: SecretStr | None = Field(
         None, description="key that clients of the gateway must send; default: none needed"
+    )
+    state_key: SecretStr | None = Field(
+        None, min_length=16, description="key that signs derender's stream_state"
     )
     log_level: LogLevel = Field("warning", description="least severity that is logged")
     drain_timeout_s: float = Field(
@@ -106,7 +110,8 @@ async def _serve(settings: ServeSettings, location: ModelLocation) -> int:
 
 def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
     common = settings.model_dump(include=set(ServiceSettings.model_fields) - {"http_port"})
-    model = settings.model_dump(include=set(ModelSettings.model_fields))
+    shared_fields = {*ModelSettings.model_fields, *TemplateSettings.model_fields}
+    model = settings.model_dump(include=shared_fields)
     del common["max_body_bytes"]
     render = RenderSettings(
         **common,
@@ -118,6 +123,7 @@ def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
     derender = DerenderSettings(
         **common,
         **model,
+        state_key=settings.state_key,
         http_port=settings.derender_http_port,
         grpc_port=settings.derender_grpc_port,
     )

@@ -21,8 +21,9 @@ def load_derenderer(settings: DerenderSettings) -> Derenderer:
     """The derenderer of the model that ``settings`` names; it needs tokenizer.json alone.
 
     Raises:
-        SetupError: no such model, or no tokenizer.json.
+        SetupError: no such model or response template, or no tokenizer.json.
     """
+    key = settings.state_key
     location = ensure(settings.model)
     require_files(location.directory, "tokenizer.json")
     return Derenderer.from_directory(
@@ -30,6 +31,8 @@ def load_derenderer(settings: DerenderSettings) -> Derenderer:
         model=settings.served_model_name or location.name,
         max_model_len=settings.max_model_len,
         max_logprobs=settings.max_logprobs,
+        response_template=settings.response_template,
+        state_key=None if key is None else key.get_secret_value().encode(),
     )
 
 

@@ -9,7 +9,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from triptych.wire import Usage
-from triptych_derender.choice import Piece
 from triptych_derender.formats import (
     PromptFacts,
     PromptReply,
@@ -17,17 +16,21 @@ from triptych_derender.formats import (
     StreamUsage,
     stream_usage,
 )
+from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate
+from triptych_derender.tool_calls import ToolCall, call_deltas, whole_calls
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
     reasoning: None = None
+    reasoning_content: str | UnsetType | None = UNSET
 
 
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +63,10 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType | None = UNSET
-    content: str
+    content: str | None
     reasoning: UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class _ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +121,7 @@ class ChatFormat:
         deltas = [
             self._encode([self._delta_choice(update)], usage=stream_usage(usage))
             for update in updates
-            if not update.piece.is_empty
+            if self._is_shown(update.piece)
         ]
         return starts + deltas
 
@@ -141,11 +146,43 @@ class ChatFormat:
     def _choice(self, index: int, piece: Piece) -> _Choice:
         return _Choice(
             index=index,
-            message=_Message(content=piece.text),
+            message=self._message(index, piece),
             logprobs=self._context.logprobs(piece),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,
             token_ids=self._context.output_ids(piece),
+        )
+
+    def _is_shown(self, piece: Piece) -> bool:
+        """Whether a chunk has anything for the client; markup alone has not, unless it is asked."""
+        if piece.channels is None:
+            return not piece.is_empty
+        spec, others = self._context.spec, piece.channels
+        has_text = bool(piece.text or others.reasoning or others.calls)
+        has_entries = spec.logprobs and (piece.entries or any(others.entries.values()))
+        has_ids = spec.return_token_ids and others.token_ids
+        return bool(has_text or has_entries or has_ids or piece.finish_reason)
+
+    def _message(self, index: int, piece: Piece) -> _Message:
+        if piece.channels is None:
+            return _Message(content=piece.text)
+        calls = whole_calls(piece.channels.calls, self._context, index)
+        return _Message(
+            content=piece.text or None,
+            tool_calls=calls or UNSET,
+            reasoning_content=piece.channels.reasoning or None,
+        )
+
+    def _delta(self, update: ChoiceUpdate, **fields: Any) -> _Delta:
+        piece = update.piece
+        if piece.channels is None:
+            return _Delta(content=piece.text, **fields)
+        calls = call_deltas(piece.channels.calls, self._context, update.index)
+        return _Delta(
+            content=piece.text or None,
+            reasoning_content=piece.channels.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+            **fields,
         )
 
     def _role_chunk(self, index: int, facts: PromptFacts, usage: Usage | None) -> bytes:
@@ -167,7 +204,7 @@ class ChatFormat:
         piece = update.piece
         return _ChunkChoice(
             index=update.index,
-            delta=_Delta(content=piece.text),
+            delta=self._delta(update),
             logprobs=self._context.logprobs(piece),
             finish_reason=piece.finish_reason,
             stop_reason=UNSET if piece.finish_reason is None else piece.stop_reason,
@@ -179,7 +216,7 @@ class ChatFormat:
         role = "assistant" if update.is_first else None
         return _ChunkChoice(
             index=update.index,
-            delta=_Delta(role=role, content=piece.text, reasoning=None),
+            delta=self._delta(update, role=role, reasoning=None),
             logprobs=self._context.logprobs(piece),
             finish_reason=piece.finish_reason,
             stop_reason=piece.stop_reason,

@@ -6,13 +6,14 @@ from itertools import accumulate
 from triptych.errors import InvalidRequestError
 from triptych.logprobs import Logprobs
 from triptych.reply import ReplySpec
+from triptych.response_template import ResponseFamily
 from triptych.wire import ChoiceDelta
 
 #: Most choices of a prompt; each costs memory before its first token.
 MAX_CHOICES = 1024
 
 
-def check_spec(spec: ReplySpec, fingerprint: str) -> None:
+def check_spec(spec: ReplySpec, fingerprint: str, family: ResponseFamily | None) -> None:
     """Refuse a spec that cannot be served here."""
     if not 1 <= spec.n <= MAX_CHOICES:
         raise InvalidRequestError(f"n is {spec.n}, it must be 1 to {MAX_CHOICES:,}", param="n")
@@ -21,6 +22,13 @@ def check_spec(spec: ReplySpec, fingerprint: str) -> None:
             f"the request was rendered with tokenizer {spec.tokenizer_fingerprint}, "
             f"this derender has {fingerprint}",
             param="tokenizer_fingerprint",
+        )
+    name = "none" if family is None else family.name
+    if spec.endpoint == "chat" and spec.response_template not in (None, name):
+        raise InvalidRequestError(
+            f"the request was rendered with response template {spec.response_template}, "
+            f"this derender has {name}",
+            param="response_template",
         )
 
 

@@ -1,100 +1,55 @@
 """One choice of a reply: token ids in, text and logprob entries out, with stops and hold-back.
 
 ``advance`` is the one function that whole answers, streams and the stateless stream go through, so
-any cutting into deltas gives the same text and entries. Rules: docs/logprobs.md.
+any cutting into deltas gives the same text and entries. Rules: docs/logprobs.md, docs/channels.md.
 """
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Annotated
 
 import msgspec
 
-from triptych.json_bodies import Count, TokenId
+from triptych.json_bodies import Count
 from triptych.logprobs import Logprobs
 from triptych.reply import ReplySpec
-from triptych.wire import ChoiceDelta, FinishReason
-from triptych_derender.stops import find_stop, held_back_len
-from triptych_derender.text_stream import MAX_HELD_BYTES, flush_bytes, push_bytes
+from triptych.response_template import Channel
+from triptych.wire import ChoiceDelta
+from triptych_derender.lanes import Candidates, Entry, Lane, LaneState
+from triptych_derender.pieces import ChannelPiece, EndReason, Piece
+from triptych_derender.split_state import CallDelta, SplitRules, SplitState
+from triptych_derender.splitter import Splitter
+from triptych_derender.stops import StopMatch
+from triptych_derender.token_queue import TokenQueue
 from triptych_derender.token_table import TokenTable
 
-#: Entries without text can wait behind held-back text for ever (a model that repeats a skipped
-#: token); beyond this many, and one per character of the longest stop string, the oldest leave.
-_MAX_WAITING_ENTRIES = 64
-
-#: Bounds that a state from outside is held to; ``stream_state`` has the others.
-_HeldBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_HELD_BYTES)]
-_TextEnd = Annotated[int, msgspec.Meta(ge=-1)]
-
-
-class Entry(msgspec.Struct, array_like=True, gc=False):
-    """One token of the output (or of an echoed prompt) with its candidates, sampled first.
-
-    ``offset``: where its text starts in the choice's text, in code points. ``end``: where it ends;
-    -1 while its text is held. ``held``: the bytes pending before it, in which it and its
-    alternatives are decoded. Without scores there are no candidates.
-    """
-
-    token_id: TokenId
-    offset: Count
-    end: _TextEnd
-    held: _HeldBytes
-    candidate_ids: list[TokenId]
-    logprobs: list[float]
+#: Channels whose text a client reads, and in which stop strings count.
+TEXT_CHANNELS: tuple[Channel, ...] = ("content", "reasoning_content")
+#: What a client sees who does not want reasoning.
+_VISIBLE: frozenset[Channel] = frozenset({"content", "tool_calls"})
 
 
 class ChoiceState(msgspec.Struct, array_like=True):
     """What is carried from delta to delta; its size does not grow with the output.
 
-    ``tail``: text that is not sent because it may become a stop string. ``text_len``: all text so
-    far in code points, the tail and an echoed prompt included. ``is_cut``: a stop string ended it.
+    ``lanes``: by channel; content alone where there is no response template, and so no ``split``.
+    ``is_cut``: a stop string ended it.
     """
 
-    held: _HeldBytes = b""
-    tail: str = ""
-    text_len: Count = 0
+    lanes: dict[Channel, LaneState] = {}
     num_tokens: Count = 0
-    waiting: list[Entry] = []
     is_done: bool = False
     is_cut: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one delta adds to a choice.
-
-    ``entries``: the tokens whose text is in ``text``. ``is_scored``: generate sent logprobs.
-    """
-
-    text: str = ""
-    entries: Sequence[Entry] = ()
-    is_scored: bool = False
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.text or self.entries or self.finish_reason)
-
-    def token_ids(self) -> list[int]:
-        return [entry.token_id for entry in self.entries]
-
-    def then(self, later: "Piece") -> "Piece":
-        """This piece and a later one of the same choice as one."""
-        return Piece(
-            text=self.text + later.text,
-            entries=[*self.entries, *later.entries],
-            is_scored=self.is_scored or later.is_scored,
-            finish_reason=later.finish_reason,
-            stop_reason=later.stop_reason,
-        )
+    split: SplitState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TextRules:
-    """How the text and entries of a reply are made. ``num_candidates`` None keeps all."""
+    """How the text and entries of a reply are made.
+
+    ``num_candidates`` None keeps all. ``split``: how it is split into channels, if it is.
+    ``shows_reasoning``: reasoning and markup go to the client.
+    """
 
     table: TokenTable
     stops: tuple[str, ...] = ()
@@ -102,14 +57,11 @@ class TextRules:
     min_tokens: int = 0
     skip_special: bool = True
     num_candidates: int | None = None
-
-    @property
-    def max_waiting(self) -> int:
-        """Most entries that wait for their text."""
-        return _MAX_WAITING_ENTRIES + max(map(len, self.stops), default=0)
+    split: SplitRules | None = None
+    shows_reasoning: bool = True
 
 
-def text_rules(spec: ReplySpec, table: TokenTable) -> TextRules:
+def text_rules(spec: ReplySpec, table: TokenTable, split: SplitRules | None = None) -> TextRules:
     return TextRules(
         table=table,
         stops=tuple(spec.stop),
@@ -117,6 +69,8 @@ def text_rules(spec: ReplySpec, table: TokenTable) -> TextRules:
         min_tokens=spec.min_tokens,
         skip_special=spec.skip_special_tokens,
         num_candidates=num_candidates(spec),
+        split=split,
+        shows_reasoning=spec.include_reasoning,
     )
 
 
@@ -133,122 +87,177 @@ def advance(state: ChoiceState, delta: ChoiceDelta, rules: TextRules) -> tuple[C
     """The state after ``delta``, and what the delta adds. A choice that is done ignores it."""
     if state.is_done:
         return state, Piece()
-    run = _Run(state, rules)
+    run = _Run(state, rules) if state.split is None else _SplitRun(state, state.split, rules)
     run.push_tokens(delta)
     if delta.finish_reason is not None and run.finish_reason is None:
         run.end_output(delta)
-    return run.state, run.release()
+    return run.state(), run.release()
 
 
 class _Run:
-    """One call of ``advance``: works on its own copy of the state."""
+    """One call of ``advance`` without channels: every token is content."""
 
     def __init__(self, state: ChoiceState, rules: TextRules) -> None:
-        self.state = msgspec.structs.replace(state, waiting=list(map(copy, state.waiting)))
+        self._state = state
         self._rules = rules
-        self._texts: list[str] = []
+        self._lanes: dict[Channel, Lane] = {}
+        self._num_tokens = state.num_tokens
+        self._is_cut = False
         self._is_scored = False
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: EndReason | None = None
         self._stop_reason: int | str | None = None
+
+    def state(self) -> ChoiceState:
+        return ChoiceState(
+            lanes=self._state.lanes | {name: lane.state for name, lane in self._lanes.items()},
+            num_tokens=self._num_tokens,
+            is_done=self.finish_reason is not None,
+            is_cut=self._is_cut,
+        )
 
     def push_tokens(self, delta: ChoiceDelta) -> None:
         stop_position = _dropped_stop_position(delta, self._rules)
         self._is_scored = delta.logprobs is not None
         columns = _candidate_columns(delta.logprobs, self._rules, len(delta.token_ids))
         for position, token_id in enumerate(delta.token_ids):
-            ids, logprobs = columns[position]
-            self._push_token(token_id, ids, logprobs, is_dropped=position == stop_position)
+            self._num_tokens += 1
+            entry = Entry(token_id, columns[position])
+            self._push_token(entry, is_dropped=position == stop_position)
             if self.finish_reason is not None:
                 return
 
     def end_output(self, delta: ChoiceDelta) -> None:
         """Generate finished the sequence: all held text comes out."""
-        flushed = flush_bytes(self.state.held)
-        self.state.text_len += len(flushed)
-        self._texts += (self.state.tail, flushed)
-        self._finish(delta.finish_reason, delta.stop_reason)
+        for name in self._state.lanes:
+            self._lane(name)
+        for lane in self._lanes.values():
+            lane.flush()
+        self.finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
 
     def release(self) -> Piece:
         """The text of this call, and the entries that travel with it."""
-        num_released = self._num_released()
-        waiting = self.state.waiting
-        self.state.waiting = waiting[num_released:]
+        text, entries = self._release("content")
         return Piece(
-            text="".join(self._texts),
-            entries=waiting[:num_released],
+            text=text,
+            entries=entries,
             is_scored=self._is_scored,
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
         )
 
-    def _push_token(
-        self, token_id: int, ids: list[int], logprobs: list[float], *, is_dropped: bool
-    ) -> None:
-        state, rules = self.state, self._rules
-        entry = Entry(token_id, state.text_len, -1, state.held, ids, logprobs)
-        state.waiting.append(entry)
-        state.num_tokens += 1
-        if is_dropped or (rules.skip_special and token_id in rules.table.special_ids):
-            entry.end = state.text_len
-            return
-        text = rules.table.token_text(token_id) if not state.held else None
-        if text is None:
-            text, state.held = push_bytes(state.held, rules.table.token_bytes(token_id))
-        state.text_len += len(text)
-        if not state.held:
-            self._set_ends()
-        self._push_text(text)
+    def _lane(self, channel: Channel) -> Lane:
+        lane = self._lanes.get(channel)
+        if lane is None:
+            state = self._state.lanes.get(channel) or LaneState()
+            lane = Lane(state, self._rules.stops if channel in TEXT_CHANNELS else ())
+            self._lanes[channel] = lane
+        return lane
 
-    def _set_ends(self) -> None:
-        """All characters are complete: entries whose text was held end here."""
-        for entry in reversed(self.state.waiting):
-            if entry.end >= 0 and not entry.held:
-                return
-            if entry.end < 0:
-                entry.end = self.state.text_len
+    def _release(self, channel: Channel) -> tuple[str, list[Entry]]:
+        """Of a channel that gained nothing, nothing leaves before the end."""
+        lane = self._lanes.get(channel)
+        return lane.release(is_done=self.finish_reason is not None) if lane else ("", [])
 
-    def _push_text(self, text: str) -> None:
-        state, stops = self.state, self._rules.stops
-        if not stops:
-            self._texts.append(text)
-            return
-        buffer = state.tail + text
-        if state.num_tokens > self._rules.min_tokens:
-            match = find_stop(buffer, len(text), stops)
-            if match is not None:
-                self._cut(buffer, match.start, match.stop)
-                return
-        num_sent = len(buffer) - held_back_len(buffer, stops)
-        self._texts.append(buffer[:num_sent])
-        state.tail = buffer[num_sent:]
+    def _push_token(self, entry: Entry, *, is_dropped: bool) -> None:
+        if is_dropped or self._is_skipped(entry):
+            self._lane("content").push_silent(entry)
+        else:
+            self._push_share("content", entry)
 
-    def _cut(self, buffer: str, start: int, stop: str) -> None:
-        """``stop`` is complete: text ends before it, entries with the token just pushed."""
-        end = start + len(stop) if self._rules.include_stop else start
-        self._texts.append(buffer[:end])
-        self.state.text_len -= len(buffer) - end
-        for entry in self.state.waiting:
-            entry.offset = min(entry.offset, self.state.text_len)
-        self.state.is_cut = True
-        self._finish("stop", stop)
+    def _is_skipped(self, entry: Entry) -> bool:
+        return self._rules.skip_special and entry.token_id in self._rules.table.special_ids
 
-    def _finish(self, finish_reason: FinishReason | None, stop_reason: int | str | None) -> None:
-        self.finish_reason, self._stop_reason = finish_reason, stop_reason
-        self.state.held, self.state.tail = b"", ""
-        self.state.is_done = True
+    def _push_share(self, channel: Channel, entry: Entry, num_later: int = 0) -> None:
+        """A token or its part, after which ``num_later`` tokens came already."""
+        rules, lane = self._rules, self._lane(channel)
+        num_tokens = self._num_tokens - num_later
+        match = lane.push(entry, rules.table, may_stop=num_tokens > rules.min_tokens)
+        if match is not None:
+            self._num_tokens = num_tokens
+            self._cut(channel, match)
 
-    def _num_released(self) -> int:
-        """How many waiting entries have all their text sent; at the end, all."""
-        waiting = self.state.waiting
-        if self.state.is_done:
-            return len(waiting)
-        sent_len = self.state.text_len - len(self.state.tail)
-        num_ready = 0
-        for entry in waiting:
-            if not 0 <= entry.end <= sent_len:
-                break
-            num_ready += 1
-        return max(num_ready, len(waiting) - self._rules.max_waiting)
+    def _cut(self, channel: Channel, match: StopMatch) -> None:
+        """``match`` is complete: text ends before it, entries with the token just pushed."""
+        for name in self._state.lanes:
+            self._lane(name)
+        for name, lane in self._lanes.items():
+            if name == channel:
+                lane.cut(match, include_stop=self._rules.include_stop)
+            else:
+                lane.flush()
+        self.finish_reason, self._stop_reason, self._is_cut = "stop", match.stop, True
+
+
+class _SplitRun(_Run):
+    """One call of ``advance`` with channels; where the splitter places what it decides."""
+
+    def __init__(self, state: ChoiceState, split: SplitState, rules: TextRules) -> None:
+        assert rules.split is not None
+        super().__init__(state, rules)
+        self._queue = TokenQueue(
+            rules.table,
+            lead=split.lead,
+            entries=split.waiting.entries,
+            is_skipped=self._is_skipped,
+        )
+        self._splitter = Splitter(split, rules.split, self._queue, self)
+        self._calls: list[CallDelta] = []
+        self._token_ids: list[int] = []
+
+    def state(self) -> ChoiceState:
+        split = self._splitter.state() if self.finish_reason is None else SplitState()
+        return msgspec.structs.replace(super().state(), split=split)
+
+    def end_output(self, delta: ChoiceDelta) -> None:
+        self._splitter.read(is_end=True)
+        if self.finish_reason is None:
+            super().end_output(delta)
+
+    def release(self) -> Piece:
+        shown = self._rules.shows_reasoning
+        text, entries = self._release("content")
+        reasoning, reasoning_entries = self._release("reasoning_content")
+        others: dict[Channel, list[Entry]] = {
+            "reasoning_content": reasoning_entries,
+            "tool_calls": self._release("tool_calls")[1],
+            "markup": self._release("markup")[1],
+        }
+        has_called = self.finish_reason == "stop" and self._splitter.num_calls
+        return Piece(
+            text=text,
+            entries=entries,
+            is_scored=self._is_scored,
+            finish_reason="tool_calls" if has_called else self.finish_reason,
+            stop_reason=self._stop_reason,
+            channels=ChannelPiece(
+                reasoning=reasoning if shown else "",
+                calls=self._calls,
+                entries={name: each for name, each in others.items() if shown or name in _VISIBLE},
+                token_ids=self._token_ids,
+            ),
+        )
+
+    def place(self, entry: Entry, shares: dict[Channel, bytes], num_later: int) -> None:
+        shows_all = self._rules.shows_reasoning
+        is_visible = len(shares) == 1 and _VISIBLE.issuperset(shares)
+        if self.finish_reason is None and (shows_all or is_visible):
+            self._token_ids.append(entry.token_id)
+        for channel, raw in shares.items():
+            share = entry if len(shares) == 1 else copy(entry)
+            share.part = None if len(shares) == 1 else raw
+            if self.finish_reason is None:
+                self._push_share(channel, share, num_later)
+
+    def add_call(self, delta: CallDelta) -> None:
+        if self.finish_reason is None:
+            self._calls.append(delta)
+
+    def would_stop(self, channel: Channel, text: str) -> bool:
+        return self._lane(channel).would_stop(text)
+
+    def _push_token(self, entry: Entry, *, is_dropped: bool) -> None:
+        self._queue.push(entry, is_dropped=is_dropped)
+        self._splitter.read(is_end=False)
 
 
 def _dropped_stop_position(delta: ChoiceDelta, rules: TextRules) -> int | None:
@@ -261,15 +270,15 @@ def _dropped_stop_position(delta: ChoiceDelta, rules: TextRules) -> int | None:
 
 def _candidate_columns(
     logprobs: Logprobs | None, rules: TextRules, num_positions: int
-) -> list[tuple[list[int], list[float]]]:
-    """Ids and values of each position's first candidates."""
+) -> list[Candidates]:
+    """Each position's first candidates."""
     if logprobs is None or rules.num_candidates == 0:
-        return [([], [])] * num_positions
+        return [Candidates()] * num_positions
     most = rules.num_candidates
     ends = accumulate(logprobs.counts)
     columns = []
     for count, end in zip(logprobs.counts, ends, strict=True):
         start = end - count
         cut = end if most is None else min(end, start + most)
-        columns.append((logprobs.token_ids[start:cut], logprobs.logprobs[start:cut]))
+        columns.append(Candidates(logprobs.token_ids[start:cut], logprobs.logprobs[start:cut]))
     return columns

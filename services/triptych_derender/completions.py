@@ -9,7 +9,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from triptych.wire import Usage
-from triptych_derender.choice import Piece
 from triptych_derender.formats import (
     PromptFacts,
     PromptReply,
@@ -17,6 +16,7 @@ from triptych_derender.formats import (
     StreamUsage,
     stream_usage,
 )
+from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate
 
 

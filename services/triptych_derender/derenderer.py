@@ -8,8 +8,9 @@ from typing import Self
 
 import msgspec
 
-from triptych.errors import InvalidRequestError, ModelNotFoundError
+from triptych.errors import InvalidRequestError, ModelNotFoundError, SetupError
 from triptych.reply import ReplySpec
+from triptych.response_template import ResponseFamily, find_family
 from triptych.structured import make_vocabulary
 from triptych.wire import (
     ChoiceDelta,
@@ -33,13 +34,16 @@ from triptych_derender.checks import (
     check_prompt,
     check_spec,
 )
-from triptych_derender.choice import Piece, text_rules
+from triptych_derender.choice import TextRules, text_rules
 from triptych_derender.completions import CompletionFormat
 from triptych_derender.entries import EntryWriter
 from triptych_derender.formats import PromptFacts, PromptReply, ReplyContext, ReplyFormat
+from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate, PromptRules, PromptState, advance_prompt
 from triptych_derender.reply_stream import ReplyStream
-from triptych_derender.stream_state import decode_state, encode_state
+from triptych_derender.split_start import split_start
+from triptych_derender.split_state import SplitRules, Template
+from triptych_derender.stream_state import StateCodec, refusal
 from triptych_derender.token_table import TokenTable, load_token_table
 
 __all__ = ["Derenderer", "ReplyStream"]
@@ -53,7 +57,12 @@ class Derenderer:
         model: the served name; other names are refused.
         max_model_len: most output ids of a choice (tokens); None = no limit.
         max_logprobs: most candidates of a position beside the sampled one; -1 = no limit.
+        family: how chat answers are split into channels; None = everything is content.
+        state_key: signs the stateless stream's state; None = it has a checksum alone.
         clock: seconds since 1970, for ``created`` of the JSON endpoints.
+
+    Raises:
+        SetupError: the family's template is not one.
     """
 
     def __init__(
@@ -63,12 +72,17 @@ class Derenderer:
         model: str,
         max_model_len: int | None = None,
         max_logprobs: int = 20,
+        family: ResponseFamily | None = None,
+        state_key: bytes | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.table = table
         self.model = model
         self.max_model_len = max_model_len
         self.max_logprobs = max_logprobs
+        self.family = family
+        self._template = None if family is None else _load_template(family)
+        self._states = StateCodec(state_key, f"{table.fingerprint} {family and family.name}")
         self._clock = clock
         self._writers = {
             as_ids: EntryWriter(table, as_token_ids=as_ids) for as_ids in (False, True)
@@ -82,14 +96,24 @@ class Derenderer:
         model: str,
         max_model_len: int | None = None,
         max_logprobs: int = 20,
+        response_template: str = "auto",
+        state_key: bytes | None = None,
     ) -> Self:
-        """A derenderer from a directory with a tokenizer.json; other files are not read.
+        """A derenderer from a directory with a tokenizer.json.
+
+        Of other files, tokenizer_config.json is read, where ``response_template`` is ``auto``.
 
         Raises:
-            SetupError: there is none, or it cannot be decoded here.
+            SetupError: there is none, it cannot be decoded here, or there is no such template.
         """
-        table = load_token_table(Path(directory))
-        return cls(table, model=model, max_model_len=max_model_len, max_logprobs=max_logprobs)
+        return cls(
+            load_token_table(Path(directory)),
+            model=model,
+            max_model_len=max_model_len,
+            max_logprobs=max_logprobs,
+            family=find_family(response_template, Path(directory)),
+            state_key=state_key,
+        )
 
     def vocabulary(self) -> Vocabulary:
         """The bytes of every id, for structured outputs; special tokens are no text."""
@@ -141,12 +165,9 @@ class Derenderer:
             created: seconds since 1970.
             prompts: each prompt's token ids, for echo and usage.
         """
-        return ReplyStream(
-            spec,
-            text_rules(spec, self.table),
-            self._format(spec, request_id=request_id, created=created),
-            list(prompts),
-        )
+        body = self._format(spec, request_id=request_id, created=created)
+        rules = [self._prompt_rules(spec, spec.n, ids) for ids in prompts]
+        return ReplyStream(spec, rules, body, list(prompts))
 
     def feed_stateless(
         self,
@@ -176,17 +197,23 @@ class Derenderer:
         check_output_len(delta.choices, self.max_model_len)
         check_prompt(prompt_token_ids, delta.prompt_logprobs)
         body = self._format(spec, request_id=request_id, created=created)
-        state = decode_state(stream_state, text_rules(spec, self.table))
+        state = self._states.decode(stream_state, self._text_rules(spec))
         updates: list[ChoiceUpdate] = []
         if delta.choices:
-            rules = self._prompt_rules(spec, spec.n, prompt_token_ids)
-            state, updates = advance_prompt(state, delta, rules)
+            has_begun = all(choice.index in state.choices for choice in delta.choices)
+            rules = self._prompt_rules(spec, spec.n, prompt_token_ids, has_begun=has_begun)
+            try:
+                state, updates = advance_prompt(state, delta, rules)
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                if stream_state is None:
+                    raise
+                raise refusal("was changed") from error  # what its checks did not find
         if usage is not None:
             num_output = state.num_tokens() if state.is_cut() else usage.completion_tokens
             cached = (usage.prompt_tokens_details or {}).get("cached_tokens", 0)
             usage = count_usage(prompt_tokens, num_output, cached)
         facts = PromptFacts(prompt_token_ids, delta.prompt_logprobs)
-        return body.stateless_chunk(updates, facts, usage), encode_state(state)
+        return body.stateless_chunk(updates, facts, usage), self._states.encode(state)
 
     def derender_chat(self, body: bytes) -> bytes:
         """The chat derender endpoint: JSON request to JSON response, whole or one chunk.
@@ -244,26 +271,59 @@ class Derenderer:
         return state, PromptReply(facts, pieces)
 
     def _prompt_rules(
-        self, spec: ReplySpec, num_choices: int, prompt_token_ids: list[int] | None
+        self,
+        spec: ReplySpec,
+        num_choices: int,
+        prompt_token_ids: list[int] | None,
+        *,
+        has_begun: bool = False,
     ) -> PromptRules:
         if spec.echo and prompt_token_ids is None:
             raise InvalidRequestError("echo needs prompt_token_ids", param="prompt_token_ids")
+        rules = self._text_rules(spec)
+        start = None if has_begun else split_start(rules, spec, self.family, prompt_token_ids)
         return PromptRules(
-            text=text_rules(spec, self.table),
+            text=rules,
             num_choices=num_choices,
             echo_ids=prompt_token_ids if spec.echo else None,
+            start=start,
         )
 
+    def _text_rules(self, spec: ReplySpec) -> TextRules:
+        if self._template is None or spec.endpoint != "chat":
+            return text_rules(spec, self.table)
+        split = SplitRules(
+            template=self._template, tools=spec.tools, allows_parallel=spec.parallel_tool_calls
+        )
+        return text_rules(spec, self.table, split)
+
     def _format(self, spec: ReplySpec, *, request_id: str, created: int) -> ReplyFormat:
-        check_spec(spec, self.table.fingerprint)
+        check_spec(spec, self.table.fingerprint, self.family)
         context = ReplyContext(
             spec=spec,
             request_id=request_id,
             created=created,
             table=self.table,
             writer=self._writers[spec.return_tokens_as_token_ids],
+            call_id_chars=self.family.call_id_chars if self.family else None,
         )
         return ChatFormat(context) if spec.endpoint == "chat" else CompletionFormat(context)
+
+
+def _load_template(family: ResponseFamily) -> Template:
+    """Imports transformers, which takes most of a second: only where a template is used.
+
+    Raises:
+        SetupError: transformers is not installed, or does not take the template.
+    """
+    try:
+        from triptych_derender.reply_template import ReplyTemplate
+    except ImportError as error:
+        raise SetupError(
+            f"response template {family.name} needs transformers ({error}): install "
+            f"triptych[derender], or use --response-template none"
+        ) from error
+    return ReplyTemplate(family)
 
 
 def _num_choices(answer: Generated) -> int:

@@ -6,12 +6,14 @@ from itertools import chain, islice
 from triptych.float32 import float32_texts
 from triptych.logprobs import Candidate, Logprobs
 from triptych.wire import MAX_TOKEN_ID
-from triptych_derender.choice import Entry
 from triptych_derender.fragments import (
     ChatTemplates,
     CompletionFragments,
     TokenNames,
+    candidate_template,
+    id_name,
 )
+from triptych_derender.lanes import Entry
 from triptych_derender.text_stream import push_bytes
 from triptych_derender.token_table import TokenTable
 
@@ -26,22 +28,31 @@ class EntryWriter:
         self._completion = CompletionFragments(self._names(b"", skip_special=True))
 
     def chat(
-        self, entries: Sequence[Entry], *, top_logprobs: int | None, skip_special: bool
+        self,
+        entries: Sequence[Entry],
+        *,
+        top_logprobs: int | None,
+        skip_special: bool,
+        hides_tokens: bool = False,
     ) -> bytes:
-        """Chat's ``logprobs`` object; each position shows its first ``top_logprobs``."""
+        """One channel's list of chat's ``logprobs``; a position shows its first ``top_logprobs``.
+
+        ``hides_tokens``: of a token that another channel shares, id and alternatives are left out.
+        """
         values = _value_texts(entries)
         written = []
         for entry in entries:
             templates_by_id = self._chat_templates(entry.held, skip_special=skip_special)
-            texts = list(islice(values, len(entry.candidate_ids)))
-            templates = list(map(templates_by_id.__getitem__, entry.candidate_ids))
+            texts = list(islice(values, len(entry.candidates.ids)))
+            templates = list(map(templates_by_id.__getitem__, entry.candidates.ids))
+            own = templates[0]
+            if entry.part is not None:
+                own = self._part(entry, entry.part, is_hidden=hides_tokens)
+                templates = [own] if hides_tokens else templates
             # the entry is its own candidate's object with one more field
-            position = b'%b,"top_logprobs":[%b]}' % (
-                templates[0][:-1],
-                b",".join(templates[:top_logprobs]),
-            )
-            written.append(position % (texts[0], *texts[:top_logprobs]))
-        return b'{"content":[%b]}' % b",".join(written)
+            position = b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(templates[:top_logprobs]))
+            written.append(position % (texts[0], *texts[: len(templates)][:top_logprobs]))
+        return b"[%b]" % b",".join(written)
 
     def completion(self, entries: Sequence[Entry], *, skip_special: bool) -> bytes:
         """Completions' ``logprobs`` object. A token without a score has null in two arrays."""
@@ -49,16 +60,24 @@ class EntryWriter:
         tokens, token_logprobs, top_logprobs = [], [], []
         for entry in entries:
             fragments = self._completion_fragments(entry.held, skip_special=skip_special)
-            texts = list(islice(values, len(entry.candidate_ids)))
+            texts = list(islice(values, len(entry.candidates.ids)))
             tokens.append(fragments[entry.token_id].token)
             token_logprobs.append(texts[0] if texts else b"null")
-            top_logprobs.append(_candidate_dict(fragments, entry.candidate_ids, texts))
+            top_logprobs.append(_candidate_dict(fragments, entry.candidates.ids, texts))
         return b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[%b]}' % (
             b",".join(b"%d" % entry.offset for entry in entries),
             b",".join(token_logprobs),
             b",".join(tokens),
             b",".join(top_logprobs),
         )
+
+    def _part(self, entry: Entry, part: bytes, *, is_hidden: bool) -> bytes:
+        """The object of a token that spans channels, with what this one has of it."""
+        if is_hidden or not self._as_token_ids:
+            token = push_bytes(entry.held, part)[0]
+        else:
+            token = id_name(entry.token_id)
+        return candidate_template(token, part, None if is_hidden else entry.token_id)
 
     def _names(self, held: bytes, *, skip_special: bool) -> TokenNames:
         return TokenNames(
@@ -116,11 +135,13 @@ def _first_ids(logprobs: Logprobs) -> list[int]:
 
 
 def _value_texts(entries: Sequence[Entry]) -> Iterator[bytes]:
-    return iter(float32_texts(list(chain.from_iterable(entry.logprobs for entry in entries))))
+    return iter(
+        float32_texts(list(chain.from_iterable(entry.candidates.logprobs for entry in entries)))
+    )
 
 
 def _candidate_dict(
-    fragments: CompletionFragments, token_ids: list[int], texts: list[bytes]
+    fragments: CompletionFragments, token_ids: Sequence[int], texts: list[bytes]
 ) -> bytes:
     if not texts:
         return b"null"

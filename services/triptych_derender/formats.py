@@ -1,5 +1,6 @@
 """What chat and completions replies have in common: the head, the writer, the choice of fields."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,8 +9,9 @@ import msgspec
 from triptych.logprobs import Logprobs
 from triptych.reply import ReplySpec
 from triptych.wire import Usage
-from triptych_derender.choice import Piece
 from triptych_derender.entries import EntryWriter, prompt_logprobs_json
+from triptych_derender.lanes import Entry
+from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate
 from triptych_derender.token_table import TokenTable
 
@@ -72,19 +74,30 @@ class ReplyContext:
     created: int
     table: TokenTable
     writer: EntryWriter
+    call_id_chars: int | None = None
 
     def logprobs(self, piece: Piece) -> msgspec.Raw | None:
         """The ``logprobs`` field; null unless asked and scored."""
-        entries, skip_special = piece.entries, self.spec.skip_special_tokens
-        scored = [entry for entry in entries if entry.candidate_ids]
-        if not self.spec.logprobs or not (scored or (entries and piece.is_scored)):
+        channels = {"content": piece.entries, **(piece.channels.entries if piece.channels else {})}
+        entries = [entry for each in channels.values() for entry in each]
+        is_any_scored = any(entry.candidates.ids for entry in entries)
+        if not self.spec.logprobs or not (is_any_scored or (entries and piece.is_scored)):
             return None
         if self.spec.endpoint == "completions":
+            skip_special = self.spec.skip_special_tokens
             return msgspec.Raw(self.writer.completion(entries, skip_special=skip_special))
+        lists = (b'"%b":%b' % (name.encode(), self._chat(each)) for name, each in channels.items())
+        return msgspec.Raw(b"{%b}" % b",".join(lists))
+
+    def _chat(self, entries: Sequence[Entry]) -> bytes:
+        """One channel's list."""
         shown = self.spec.top_logprobs
-        if shown is not None and shown < 0:
-            shown = None
-        return msgspec.Raw(self.writer.chat(scored, top_logprobs=shown, skip_special=skip_special))
+        return self.writer.chat(
+            [entry for entry in entries if entry.candidates.ids],
+            top_logprobs=None if shown is None or shown < 0 else shown,
+            skip_special=self.spec.skip_special_tokens,
+            hides_tokens=not self.spec.include_reasoning,
+        )
 
     def prompt_logprobs(self, facts: PromptFacts) -> msgspec.Raw | None:
         """The ``prompt_logprobs`` field; null unless asked and given."""

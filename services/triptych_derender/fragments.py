@@ -4,6 +4,7 @@ The strings depend on the bytes that are pending before the token, nearly always
 kept for the life of the process, at most one entry per vocabulary id. Otherwise they are made anew.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -59,9 +60,10 @@ class ChatTemplates(dict[int, bytes]):
         self._names = names
 
     def __missing__(self, token_id: int) -> bytes:
-        token = _literal(self._names.token(token_id))
-        raw = msgspec.json.encode(list(self._names.table.token_bytes(token_id)))
-        template = b'{"token":%b,"logprob":%%b,"bytes":%b,"token_id":%d}' % (token, raw, token_id)
+        names = self._names
+        template = candidate_template(
+            names.token(token_id), names.table.token_bytes(token_id), token_id
+        )
         self[token_id] = template
         return template
 
@@ -81,14 +83,14 @@ class CompletionFragments(dict[int, CompletionFragment]):
         self[token_id] = fragment
         return fragment
 
-    def items_template(self, token_ids: list[int]) -> bytes:
+    def items_template(self, token_ids: Sequence[int]) -> bytes:
         """The items of one position, no key twice: the earlier candidate keeps the plain one."""
         items = [self[token_id].item for token_id in token_ids]
         if len(set(items)) < len(items):
             self._settle(items, token_ids)
         return b",".join(items)
 
-    def _settle(self, items: list[bytes], token_ids: list[int]) -> None:
+    def _settle(self, items: list[bytes], token_ids: Sequence[int]) -> None:
         taken: set[bytes] = set()
         for position, token_id in enumerate(token_ids):
             if items[position] in taken:
@@ -96,6 +98,16 @@ class CompletionFragments(dict[int, CompletionFragment]):
             if items[position] in taken:
                 items[position] = _item(id_name(token_id))
             taken.add(items[position])
+
+
+def candidate_template(token: str, raw: bytes, token_id: int | None) -> bytes:
+    """Chat's object of one candidate; ``%b`` stands for the value."""
+    shown_id = b"null" if token_id is None else b"%d" % token_id
+    return b'{"token":%b,"logprob":%%b,"bytes":%b,"token_id":%b}' % (
+        _literal(token),
+        msgspec.json.encode(list(raw)),
+        shown_id,
+    )
 
 
 def id_name(token_id: int) -> str:

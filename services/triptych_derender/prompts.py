@@ -7,7 +7,10 @@ import msgspec
 
 from triptych.logprobs import Logprobs
 from triptych.wire import ChoiceDelta, GenerateDelta
-from triptych_derender.choice import ChoiceState, Entry, Piece, TextRules, advance
+from triptych_derender.choice import ChoiceState, TextRules, advance
+from triptych_derender.lanes import Entry, LaneState
+from triptych_derender.pieces import Piece
+from triptych_derender.split_state import SplitState
 from triptych_derender.token_table import TokenTable
 
 
@@ -39,11 +42,15 @@ class ChoiceUpdate:
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """``echo_ids``: the prompt's ids where the reply begins with the prompt."""
+    """``echo_ids``: the prompt's ids where the reply begins with the prompt.
+
+    ``start``: what the prompt says of the channels; None where nothing is split.
+    """
 
     text: TextRules
     num_choices: int
     echo_ids: list[int] | None = None
+    start: SplitState | None = None
 
 
 def advance_prompt(
@@ -60,10 +67,11 @@ def advance_prompt(
     if not choices:
         echo = _echo(delta.prompt_logprobs, rules)
         for index in {*range(rules.num_choices), *(choice.index for choice in delta.choices)}:
-            choices[index] = ChoiceState(text_len=len(echo.text))
+            lane = LaneState(text_len=len(echo.text))
+            choices[index] = ChoiceState(lanes={"content": lane}, split=rules.start)
             pieces[index] = echo
     for choice in delta.choices:
-        before = choices.get(choice.index, ChoiceState())
+        before = choices.get(choice.index, ChoiceState(split=rules.start))
         if before.is_done:
             continue
         choices[choice.index], piece = advance(before, choice, rules.text)

@@ -6,7 +6,6 @@ from triptych.errors import InvalidRequestError
 from triptych.reply import Fed, ReplySpec
 from triptych.wire import GenerateDelta, Usage, count_usage
 from triptych_derender.checks import check_choices, check_prompt
-from triptych_derender.choice import TextRules
 from triptych_derender.formats import PromptFacts, ReplyFormat
 from triptych_derender.prompts import PromptRules, PromptState, advance_prompt
 
@@ -15,16 +14,17 @@ class ReplyStream:
     """One streaming reply. The work per token does not depend on what came before."""
 
     def __init__(
-        self, spec: ReplySpec, rules: TextRules, body: ReplyFormat, prompts: list[list[int]]
+        self,
+        spec: ReplySpec,
+        rules: list[PromptRules],
+        body: ReplyFormat,
+        prompts: list[list[int]],
     ) -> None:
         self._spec = spec
         self._body = body
         self._prompts = prompts
         self._states = [PromptState() for _ in prompts]
-        self._rules = [
-            PromptRules(text=rules, num_choices=spec.n, echo_ids=ids if spec.echo else None)
-            for ids in prompts
-        ]
+        self._rules = rules
         self._num_open = len(prompts)
         self._num_cached = 0
 

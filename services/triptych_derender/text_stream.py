@@ -5,6 +5,8 @@ character is incomplete a token shows "" and its text is held; the token that co
 of it. Bytes that can never complete a character show U+FFFD at once.
 """
 
+import re
+
 from triptych_derender.token_table import TokenTable
 
 #: Held text is bounded: a run of tokens that all end inside a character is shown up to its last
@@ -12,6 +14,7 @@ from triptych_derender.token_table import TokenTable
 MAX_HELD_BYTES = 128
 
 # First continuation byte allowed after a lead byte, where it is not 80..BF (Unicode, table 3-7).
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SECOND_BYTE = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}
 
 
@@ -29,6 +32,14 @@ def push_bytes(held: bytes, raw: bytes) -> tuple[str, bytes]:
 def flush_bytes(held: bytes) -> str:
     """What an output that ends here still shows: pending bytes become one U+FFFD."""
     return held.decode(errors="replace")
+
+
+def characters(text: str) -> str:
+    """``text`` with U+FFFD for what is no character: lone surrogates, which no encoder takes.
+
+    A byte that is no part of a character is such a surrogate where bytes are decoded reversibly.
+    """
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def incomplete_tail_len(data: bytes) -> int:

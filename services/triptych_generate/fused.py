@@ -103,7 +103,8 @@ def fuse_layers(model: nn.Module, scorings: dict[int, Scoring], kernels: Kernels
 
     ``scorings``: what each layer's attention uses, by layer index.
     """
-    layers: Any = model.base_model.layers
+    decoder: Any = model.base_model
+    layers = decoder.layers
     for index, layer in enumerate(layers):
         if _can_fuse(layer):
             is_last = index == len(layers) - 1
@@ -112,8 +113,9 @@ def fuse_layers(model: nn.Module, scorings: dict[int, Scoring], kernels: Kernels
 
 def gives_kept_rows(model: nn.Module) -> bool:
     """Whether the model's last layer gives the step's kept rows alone."""
-    layers = getattr(model.base_model, "layers", ())
-    return len(layers) > 0 and isinstance(layers[-1], FusedLayer)
+    decoder: Any = model.base_model
+    layers: Any = getattr(decoder, "layers", ())
+    return bool(layers) and isinstance(layers[-1], FusedLayer)
 
 
 def _can_fuse(layer: Any) -> bool:

@@ -21,7 +21,7 @@ def load_renderer(settings: RenderSettings) -> Renderer:
     """The renderer of the model that ``settings`` names.
 
     Raises:
-        SetupError: no such model, or its directory lacks files.
+        SetupError: no such model or response template, or its directory lacks files.
     """
     location = ensure(settings.model)
     require_files(location.directory, "tokenizer.json", "config.json")
@@ -30,6 +30,7 @@ def load_renderer(settings: RenderSettings) -> Renderer:
         model=settings.served_model_name or location.name,
         max_model_len=settings.max_model_len,
         max_logprobs=settings.max_logprobs,
+        response_template=settings.response_template,
     )
 
 

@@ -91,4 +91,6 @@ class ChatRequest(ChatPrompt, SharedFields):
 
     logprobs: bool = False
     max_completion_tokens: Int32 | None = None
+    tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True

@@ -1,6 +1,6 @@
 """Messages and texts to prompt ids: picks the template, renders, bounds the text, encodes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import jinja2
@@ -37,8 +37,12 @@ class PromptBuilder:
 
         self._compile_template = compile_template
 
-    def chat_ids(self, request: ChatPrompt) -> list[int]:
+    def chat_ids(
+        self, request: ChatPrompt, answer_start: Callable[[str], str] = lambda prompt: ""
+    ) -> list[int]:
         """The ids of a chat; only the template writes special tokens unless the request says so.
+
+        ``answer_start`` says what follows the prompt's text: the start of a required tool call.
 
         Raises:
             InvalidRequestError: no template, one that refuses, options that exclude each other.
@@ -47,6 +51,7 @@ class PromptBuilder:
         options = _options(request)
         template = self._pick_template(request)
         text = template.render(request.messages, options)
+        text += answer_start(text)
         return self.text_ids(text, "messages", add_special_tokens=request.add_special_tokens)
 
     def text_ids(self, text: str, path: str, *, add_special_tokens: bool) -> list[int]:

@@ -8,8 +8,9 @@ import jinja2
 import msgspec
 
 from triptych.errors import InvalidRequestError, ModelNotFoundError, SetupError
-from triptych.reply import Rendered, chat_reply_spec, completion_reply_spec
+from triptych.reply import Rendered, ReplySpec, chat_reply_spec, completion_reply_spec
 from triptych.request_ids import prefixed_id
+from triptych.response_template import ResponseFamily, find_family, forced_call
 from triptych.sampling import Limits
 from triptych.wire import GenerateRequest, SamplingParams, StreamOptions
 from triptych_render.answers import (
@@ -32,6 +33,7 @@ from triptych_render.prompt_ids import PromptBuilder
 from triptych_render.sampling import chat_sampling, completion_sampling, fit_to_prompt
 from triptych_render.shared_fields import SharedFields
 from triptych_render.template import ChatTemplate
+from triptych_render.tools import check_tools
 from triptych_render.unsupported import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
@@ -60,8 +62,10 @@ class Renderer:
         special_tokens: dict[str, str],
         tokenizer_class: str | None = None,
         allow_request_templates: bool = False,
+        family: ResponseFamily | None = None,
     ) -> None:
         self.model = model
+        self._family = family
         self._encoder = encoder
         self._templates = templates
         self._limits = limits
@@ -85,13 +89,15 @@ class Renderer:
         max_logprobs: int = 20,
         max_n: int = 64,
         allow_request_templates: bool = False,
+        response_template: str = "auto",
     ) -> "Renderer":
         """The renderer of a Hugging Face directory: tokenizer.json, config.json, a template.
 
         Without a template chat requests are refused; completions work.
 
         Raises:
-            SetupError: a file is missing or broken, or ``max_model_len`` is over the model's.
+            SetupError: a file is missing or broken, ``max_model_len`` is over the model's, or there
+                is no such response template.
         """
         files = read_model_files(path)
         encoder = Encoder.from_file(path / "tokenizer.json")
@@ -112,6 +118,7 @@ class Renderer:
             special_tokens=files.special_tokens,
             tokenizer_class=files.tokenizer_class,
             allow_request_templates=allow_request_templates,
+            family=find_family(response_template, path),
         )
 
     @property
@@ -128,15 +135,19 @@ class Renderer:
         fields = decode_object(body)
         request = self._checked(fields, ChatRequest, CHAT_UNSUPPORTED)
         params = chat_sampling(request, self._limits, self._encoder)
-        token_ids = self._prompts.chat_ids(request)
+        spec = chat_reply_spec(
+            fields,
+            model=self.model,
+            tokenizer_fingerprint=self._encoder.fingerprint,
+            response_template="none" if self._family is None else self._family.name,
+        )
+        check_tools(request, spec, self._family)
+        token_ids = self._prompts.chat_ids(request, lambda prompt: self._forced_call(spec, prompt))
         made = self._generate_request(
             request,
             token_ids,
             fit_to_prompt(params, token_ids, self._limits, path="messages"),
             prefixed_id("chatcmpl-", request_id),
-        )
-        spec = chat_reply_spec(
-            fields, model=self.model, tokenizer_fingerprint=self._encoder.fingerprint
         )
         return Rendered(requests=[made], spec=spec)
 
@@ -244,6 +255,9 @@ class Renderer:
                 f"The model `{asked[:100]}` does not exist; this server has `{self.model}`",
                 param="model",
             )
+
+    def _forced_call(self, spec: ReplySpec, prompt: str) -> str:
+        return "" if self._family is None else forced_call(self._family, spec, prompt)
 
     def _prompt_ids(
         self, prompt: str | list[int], path: str, request: CompletionRequest

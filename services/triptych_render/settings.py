@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from triptych.settings import ModelSettings, PanelSettings, settings_config
+from triptych.settings import ModelSettings, PanelSettings, TemplateSettings, settings_config
 
 
-class RenderSettings(PanelSettings, ModelSettings):
+class RenderSettings(PanelSettings, ModelSettings, TemplateSettings):
     """Run the render service: OpenAI requests in, token ids and sampling parameters out."""
 
     model_config = settings_config("TRIPTYCH_RENDER_", "render")

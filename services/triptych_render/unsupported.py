@@ -44,7 +44,6 @@ CHAT_UNSUPPORTED: Mapping[str, Unsupported] = {
     "modalities": Unsupported(_one_of(["text"], []), 'only ["text"] is served here'),
     "functions": Unsupported(_is_empty, "it is deprecated, send tools"),
     "function_call": Unsupported(_one_of("none", "auto"), "it is deprecated, send tools"),
-    "tool_choice": Unsupported(_one_of("none", "auto"), 'only "none" and "auto" are served here'),
     "web_search_options": _NOTHING,
     "moderation": _NOTHING,
     "verbosity": Unsupported(_one_of("medium"), 'only "medium" is served here'),

@@ -12,13 +12,17 @@ from triptych.errors import InvalidRequestError
 from triptych.wire import GenerateRequest, StreamOptions
 
 Endpoint = Literal["chat", "completions"]
+ToolChoice = Literal["none", "auto", "required"]
+_TOOL_CHOICES: dict[str, ToolChoice] = {"none": "none", "auto": "auto", "required": "required"}
 
 
 class ReplySpec(msgspec.Struct, frozen=True, kw_only=True):
     """How to write the reply.
 
     ``top_logprobs``: how many of generate's candidates a position shows; None = all that came.
-    ``logprobs``: whether entries are shown at all.
+    ``logprobs``: whether entries are shown at all. ``tools``: OpenAI's, where the answer may call
+    them, else none. ``tool_name``: the one that it has to call. ``response_template``: the name of
+    render's; None where render did not say.
     """
 
     endpoint: Endpoint
@@ -39,6 +43,12 @@ class ReplySpec(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     tokenizer_fingerprint: str | None = None
+    include_reasoning: bool = True
+    tools: list[Any] = []
+    tool_choice: ToolChoice = "none"
+    tool_name: str | None = None
+    parallel_tool_calls: bool = True
+    response_template: str | None = None
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +89,10 @@ class _CommonFields(msgspec.Struct, frozen=True, kw_only=True):
 class _ChatFields(_CommonFields, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    include_reasoning: bool = True
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
 
 
 class _CompletionFields(_CommonFields, frozen=True, kw_only=True):
@@ -92,7 +106,11 @@ _FieldsT = TypeVar("_FieldsT", bound=_CommonFields)
 
 
 def chat_reply_spec(
-    request: Any, *, model: str, tokenizer_fingerprint: str | None = None
+    request: Any,
+    *,
+    model: str,
+    tokenizer_fingerprint: str | None = None,
+    response_template: str | None = None,
 ) -> ReplySpec:
     """The spec of a chat request, given as decoded JSON.
 
@@ -100,12 +118,39 @@ def chat_reply_spec(
         InvalidRequestError: a field that the reply depends on has a wrong type.
     """
     fields = _read(request, _ChatFields)
+    choice, tool_name = read_tool_choice(fields.tool_choice)
+    may_call = bool(fields.tools) and choice != "none"
     return ReplySpec(
         endpoint="chat",
         logprobs=bool(fields.logprobs or fields.logprob_token_ids),
         top_logprobs=_num_shown(fields.top_logprobs or 0, fields),
         tokenizer_fingerprint=tokenizer_fingerprint,
+        include_reasoning=fields.include_reasoning,
+        tools=fields.tools if may_call else [],
+        tool_choice=choice if may_call else "none",
+        tool_name=tool_name,
+        parallel_tool_calls=fields.parallel_tool_calls,
+        response_template=response_template,
         **_common(fields, model),
+    )
+
+
+def read_tool_choice(value: str | dict[str, Any]) -> tuple[ToolChoice, str | None]:
+    """OpenAI's ``tool_choice``: the kind, and the name of the function that is required.
+
+    Raises:
+        InvalidRequestError: none of ``none``, ``auto``, ``required`` and a named function.
+    """
+    if isinstance(value, str) and value in _TOOL_CHOICES:
+        return _TOOL_CHOICES[value], None
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if isinstance(name, str) and name:
+        return "required", name
+    raise InvalidRequestError(
+        'tool_choice must be "none", "auto", "required", or '
+        '{"type": "function", "function": {"name": "..."}}',
+        param="tool_choice",
     )
 
 

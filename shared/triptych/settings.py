@@ -67,6 +67,16 @@ class ModelSettings(BaseSettings):
     )
 
 
+class TemplateSettings(BaseSettings):
+    """Mixed into the settings of the services that know what a chat answer consists of."""
+
+    response_template: str = Field(
+        "auto",
+        description="how reasoning and tool calls are found in chat answers: a built-in template's "
+        "name, a .json file, none, or auto: the tokenizer's own, or the one its tokens fit",
+    )
+
+
 def parse_settings(settings: type[_SettingsT], args: list[str]) -> _SettingsT:
     """``settings`` from ``args``, then the environment, then defaults.
 
@@ -98,5 +108,6 @@ def cache_directory() -> Path:
 def _describe(fault: ErrorDetails) -> str:
     flag = ".".join(str(part) for part in fault["loc"]).replace("_", "-")
     value = fault["input"]
-    given = f" (got {value!r})" if isinstance(value, str | int | float) else ""
+    is_shown = isinstance(value, str | int | float) and not flag.endswith("key")
+    given = f" (got {value!r})" if is_shown else ""
     return f"--{flag}: {fault['msg']}{given}"

@@ -30,8 +30,10 @@ from bench.workloads import (
     chunk_body,
     derender_body,
     generate_body,
+    parsed_chunk_body,
+    reasoned_ids,
 )
-from support.stack import running_stack
+from support.stack import running_service, running_stack
 from triptych.models import ensure
 
 #: No prompt comes twice, nor in another run on the same peer: prefix caches would find it.
@@ -51,6 +53,7 @@ class Target:
     render: str
     generate: str
     derender: str
+    parsing_derender: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,24 @@ async def chunk_growth(target: Target, run: int) -> float:
     return seconds[1] / seconds[0]
 
 
+async def parsed_growth(target: Target, run: int) -> float:
+    """The same for a stream with a response template."""
+    seconds = [await parsed_stream(target, run, num_chunks) for num_chunks in (256, 512)]
+    return seconds[1] / seconds[0]
+
+
+async def parsed_stream(target: Target, run: int, num_chunks: int) -> float:
+    """Seconds of a stream with a response template, one call a chunk."""
+    connection, state = Connection(target.parsing_derender), None
+    ids = reasoned_ids(ensure("smollm2").directory / "tokenizer.json", num_chunks)
+    start = time.perf_counter()
+    for position, token_id in enumerate(ids):
+        body = parsed_chunk_body(token_id, state, is_last=position == num_chunks - 1)
+        state = json.loads(await connection.post(CHAT_DERENDER, body))["stream_state"]
+    connection.close()
+    return time.perf_counter() - start
+
+
 async def _stream_seconds(target: Target, num_chunks: int) -> float:
     connection, state = Connection(target.derender), None
     start = time.perf_counter()
@@ -110,6 +131,10 @@ def cases() -> list[Case]:
         Case("derender 512, plain", "req/s", lambda t, r: derender_rate(t, r, top=None, count=200)),
     ]
     listed.append(Case("derender, 512 chunks over 256", "x", chunk_growth))
+    listed.append(Case("derender with a parser, 512 chunks over 256", "x", parsed_growth))
+    listed.append(
+        Case("derender with a parser, 512 chunks", "s", lambda t, r: parsed_stream(t, r, 512))
+    )
     for logprobs in (None, 20):
         for at_once in (1, 4, 16):
             name = f"generate, {at_once} at once, " + ("top-20" if logprobs else "no logprobs")
@@ -139,7 +164,8 @@ def main() -> int:
     with ours(arguments) as target:
         targets = [target]
         if arguments.peer:
-            targets.append(Target(arguments.peer, arguments.peer, arguments.peer))
+            parsing = arguments.peer_parser or arguments.peer
+            targets.append(Target(arguments.peer, arguments.peer, arguments.peer, parsing))
         print("| measured | ours | peer | ratio |\n|---|---|---|---|", flush=True)
         for case in cases():
             if arguments.only in case.name:
@@ -167,15 +193,19 @@ def row(case: Case, medians: list[float]) -> str:
 
 @contextlib.contextmanager
 def ours(arguments: argparse.Namespace) -> Iterator[Target]:
-    """A stack started here, on all cores."""
+    """A stack started here, on all cores, and a derender that parses."""
     dtype = f"--dtype={arguments.dtype}"
-    with running_stack(dtype, threads=arguments.threads, log_level="warning") as stack:
-        yield Target(stack.render, stack.generate, stack.derender)
+    with (
+        running_stack(dtype, threads=arguments.threads, log_level="warning") as stack,
+        running_service("derender", "--response-template=think") as parsing,
+    ):
+        yield Target(stack.render, stack.generate, stack.derender, parsing)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--peer", help="base URL of a server to measure in turn with ours")
+    parser.add_argument("--peer-parser", help="base URL of a peer that parses <think> reasoning")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)

@@ -2,6 +2,9 @@
 
 import json
 import random
+from pathlib import Path
+
+from tokenizers import Tokenizer
 
 WORDS = "a server takes many requests at once and sends each caller back the tokens it asked for"
 CHAT_RENDER = "/v1/chat/completions/render"
@@ -53,6 +56,34 @@ def _entry(token_id: int, k: int, rng: random.Random) -> dict[str, object]:
         for rank, (each, value) in enumerate(zip(ids, values, strict=True))
     ]
     return {**top[0], "top_logprobs": top}
+
+
+def parsed_chunk_body(token_id: int, stream_state: str | None, *, is_last: bool) -> bytes:
+    """The next chunk, of one token without logprobs, for a derender that parses."""
+    choice = {
+        "index": 0,
+        "finish_reason": "length" if is_last else None,
+        "token_ids": [token_id],
+    }
+    body = {
+        "stream": True,
+        "generate_chunk": {"request_id": "bench", "choices": [choice]},
+        "stream_state": stream_state,
+        "prompt_tokens": 5,
+        "chat_request": {"messages": [{"role": "user", "content": "x"}], "stream": True},
+    }
+    return json.dumps(body).encode()
+
+
+def reasoned_ids(tokenizer_file: Path, num_tokens: int) -> list[int]:
+    """An answer of which the first half is reasoning."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    words = tokenizer.encode(" ".join([WORDS] * num_tokens)).ids
+    opening, closing = (tokenizer.encode(tag).ids for tag in ("<think>", "</think>"))
+    num_words = num_tokens - len(opening) - len(closing)
+    half = num_words // 2
+    ids: list[int] = [*opening, *words[:half], *closing, *words[half:num_words]]
+    return ids
 
 
 def chunk_body(index: int, num_chunks: int, stream_state: str | None) -> bytes:

@@ -31,6 +31,25 @@ def test_process_does_not_load(module: str) -> None:
     assert loaded & FORBIDDEN[module] == set()
 
 
+def test_derender_with_a_template_loads_no_torch() -> None:
+    """It loads transformers then, but neither torch nor a tokenizer of its own."""
+    script = (
+        "import sys; from pathlib import Path;"
+        "from triptych.response_template import find_family;"
+        "from triptych_derender.derenderer import Derenderer;"
+        "from triptych_derender.token_table import parse_token_table;"
+        'table = parse_token_table(b\'{"model": {"vocab": {}}}\');'
+        "Derenderer(table, model='m', family=find_family('qwen3', Path()));"
+        "print('\\n'.join(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], check=True, capture_output=True, text=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "transformers" in loaded
+    assert loaded & {"torch", "triptych_render", "triptych_generate"} == set()
+
+
 GENERATE_WITHOUT_TOKENIZER = """
 import asyncio, sys
 for name in ("tokenizers", "jinja2", "sentencepiece"):

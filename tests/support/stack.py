@@ -68,6 +68,23 @@ def running_stack(
             stop(process)
 
 
+@contextlib.contextmanager
+def running_service(name: str, *flags: str) -> Iterator[str]:
+    """The JSON address of one service in a process of its own."""
+    http_port, grpc_port = free_ports(2)
+    command = [sys.executable, "-m", "triptych_cli", name, *flags, "--log-level=info"]
+    command += [f"--http-port={http_port}", f"--grpc-port={grpc_port}"]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            wait_for(log, process, "serves on")
+            yield f"http://127.0.0.1:{http_port}"
+        finally:
+            stop(process)
+
+
 def stop(process: subprocess.Popen[bytes]) -> float:
     """Seconds from SIGINT to the end of ``process``; killed after a bound."""
     start = time.monotonic()

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import json
+import struct
 import zlib
 from typing import Any
 
@@ -139,7 +140,9 @@ STATE = a_state()
 
 def packed(content: bytes) -> str:
     """A state with a right checksum, as one who read the source would forge it."""
-    checked = zlib.crc32(content).to_bytes(4, "big") + content
+    origin = f"{TABLE.fingerprint} None".encode()
+    content = b"\0" + content  # not compressed
+    checked = zlib.crc32(origin + b"\0" + content).to_bytes(4, "big") + content
     return STATE[:3] + base64.urlsafe_b64encode(checked).decode()
 
 
@@ -154,7 +157,11 @@ def test_a_truncated_state_is_refused(length: int) -> None:
     assert caught.value.param == "stream_state"
 
 
-#: Fields of a choice's state in their order, as a forger may set them.
+def columns(num: int, token_id: int = 97) -> bytes:
+    return struct.pack(f"<{num}I{num}f", *[token_id] * num, *[-1.0] * num)
+
+
+#: Fields of a choice's state, or of its content's lane, as a forger may set them.
 FORGED: list[dict[str, Any]] = [
     {"held": b"\xff" * 5000},
     {"tail": "x" * 100_000},
@@ -162,42 +169,41 @@ FORGED: list[dict[str, Any]] = [
     {"tail": "<", "text_len": 0},
     {"text_len": -5},
     {"num_tokens": -1},
-    {"waiting": [[97, 0, 1, b"", [97], []]]},
-    {"waiting": [[97, 0, 1, b"", [], [-1.0]]]},
-    {"waiting": [[-1, 0, 1, b"", [-1], [-1.0]]]},
-    {"waiting": [[97, -7, 1, b"", [97], [-1.0]]]},
-    {"waiting": [[97, 9, -1, b"", [97], [-1.0]]]},
-    {"waiting": [[97, 0, 9, b"", [97], [-1.0]]]},
-    {"waiting": [[97, 0, 0, b"a", [97], [-1.0]]]},
-    {"waiting": [[97, 0, 0, b"", [97, 98, 99, 100], [-1.0] * 4]]},
-    {"waiting": [[97, 0, 1, b"", [-3], [-1.0]]]},
-    {"waiting": [[2**40, 0, 1, b"", [2**40], [-1.0]]]},
-    {"waiting": [[97, 0, 1, b"\xe4" * 9999, [97], [-1.0]]]},
-    {"waiting": [[97, 0, 1, b"", list(range(9999)), [-1.0] * 9999]]},
-    {"waiting": [[97, 0, 0, b"", [97], [-1.0]]] * 100},
+    {"waiting": [[97, columns(1)[:-4], 0, 1, b"", None]]},
+    {"waiting": [[97, "x", 0, 1, b"", None]]},
+    {"waiting": [[-1, columns(1), 0, 1, b"", None]]},
+    {"waiting": [[97, columns(1), -7, 1, b"", None]]},
+    {"waiting": [[97, columns(1), 9, -1, b"", None]]},
+    {"waiting": [[97, columns(1), 0, 9, b"", None]]},
+    {"waiting": [[97, columns(1), 0, 0, b"a", None]]},
+    {"waiting": [[97, columns(4), 0, 0, b"", None]]},
+    {"waiting": [[97, columns(1, 2**31), 0, 1, b"", None]]},
+    {"waiting": [[2**40, columns(1), 0, 1, b"", None]]},
+    {"waiting": [[97, columns(1), 0, 1, b"\xe4" * 9999, None]]},
+    {"waiting": [[97, columns(9999), 0, 1, b"", None]]},
+    {"waiting": [[97, columns(1), 0, 0, b"", None]] * 100},
+    {"split": [[None, False, ""], b"", [b"", []], [], [], None, 0]},
 ]
-FRESH = {
-    "held": b"",
-    "tail": "",
-    "text_len": 0,
-    "num_tokens": 0,
-    "waiting": [],
-    "is_done": False,
-    "is_cut": False,
-}
+LANE = {"held": b"", "tail": "", "text_len": 0, "waiting": []}
+CHOICE = {"num_tokens": 0, "is_done": False, "is_cut": False, "split": None}
+
+
+def state_with(fields: dict[str, Any]) -> str:
+    lane = [fields.get(name, value) for name, value in LANE.items()]
+    choice = [fields.get(name, value) for name, value in CHOICE.items()]
+    return packed(msgspec.msgpack.encode([{0: [{"content": lane}, *choice]}]))
 
 
 @pytest.mark.parametrize("fields", FORGED, ids=lambda fields: next(iter(fields)))
 def test_a_forged_state_with_a_right_checksum_is_refused(fields: dict[str, Any]) -> None:
-    state = packed(msgspec.msgpack.encode([{0: list((FRESH | fields).values())}]))
+    state = state_with(fields)
     with pytest.raises(InvalidRequestError) as caught:
         feed(state)
     assert caught.value.param == "stream_state"
 
 
 def test_the_forged_fields_are_those_of_a_state() -> None:
-    state = packed(msgspec.msgpack.encode([{0: list(FRESH.values())}]))
-    assert text_of(feed(state)["chunk"]["choices"][0]) == "b"
+    assert text_of(feed(state_with({}))["chunk"]["choices"][0]) == "b"
 
 
 @given(st.binary(max_size=80))

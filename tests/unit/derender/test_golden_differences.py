@@ -13,7 +13,9 @@ from typing import Any
 
 from triptych.logprobs import pack_logprobs
 from triptych.wire import ChoiceDelta
-from triptych_derender.choice import ChoiceState, Entry, Piece, TextRules, advance
+from triptych_derender.choice import ChoiceState, TextRules, advance
+from triptych_derender.lanes import Entry
+from triptych_derender.pieces import Piece
 from triptych_derender.text_stream import shown_text
 from triptych_derender.token_table import TokenTable, parse_token_table
 
@@ -112,7 +114,7 @@ def test_alternatives_differ_only_as_stated() -> None:
     num_candidates, found = 0, Counter[str]()
     for golden, table, case in cases():
         for entry, theirs in zip(run(table, case).entries, case["vllm_top_tokens"], strict=True):
-            for token_id, string in zip(entry.candidate_ids, theirs, strict=False):
+            for token_id, string in zip(entry.candidates.ids, theirs, strict=False):
                 num_candidates += 1
                 if shown(table, case, entry, token_id) != string:
                     found[reason(golden, table, entry, token_id, string)] += 1

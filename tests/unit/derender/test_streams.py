@@ -218,7 +218,7 @@ def test_entries_without_text_do_not_wait_for_ever() -> None:
     assert join_chunks(chunks)[0].logprobs["tokens"] == ["<", *["</s>"] * 500]
 
 
-@pytest.mark.parametrize("state", ["", "t0.abc", "t1.", "t1.####", "t1.AAAA", "t1.AAAAAAAA", "é"])
+@pytest.mark.parametrize("state", ["", "t1.abc", "t2.", "t2.####", "t2.AAAA", "t2.AAAAAAAA", "é"])
 def test_garbled_stream_state_is_refused(state: str) -> None:
     with pytest.raises(InvalidRequestError, match="stream_state") as caught:
         _feed_stateless(state, delta([97]))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from triptych.logprobs import pack_logprobs
 from triptych.wire import ChoiceDelta
-from triptych_derender.choice import ChoiceState, Piece, TextRules, advance
+from triptych_derender.choice import ChoiceState, TextRules, advance
+from triptych_derender.pieces import Piece
 from triptych_derender.text_stream import (
     MAX_HELD_BYTES,
     flush_bytes,

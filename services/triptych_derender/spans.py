@@ -1,0 +1,32 @@
+"""What a response template makes of a text: spans, and the state between them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+
+class RegionState(msgspec.Struct, array_like=True):
+    """Where in a template an output is.
+
+    ``field``: the region that a tag opened; None outside of one, where the template's leftover
+    field takes the text. ``is_open``: the region has begun. ``context``: the last characters that
+    are read, for patterns that look behind.
+    """
+
+    field: str | None = None
+    is_open: bool = False
+    context: str = ""
+
+
+@dataclass(slots=True)
+class Span:
+    """Some characters: of a region's text, or the delimiter that opens or closes it.
+
+    ``field`` is None for text that no field of the template takes.
+    """
+
+    kind: Literal["text", "open", "close"]
+    field: str | None
+    text: str
+    captures: dict[str, str]

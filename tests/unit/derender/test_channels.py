@@ -1,0 +1,342 @@
+"""The rules of docs/channels.md, one by one."""
+
+import base64
+import contextlib
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from triptych.errors import InvalidRequestError, SetupError
+from triptych.reply import completion_reply_spec
+from triptych.settings import parse_settings
+from triptych_derender.settings import DerenderSettings
+from triptych_derender.stream_state import StateCodec
+from unit.derender.channel_toys import (
+    EOS_ID,
+    TABLE,
+    TOOLS,
+    Reply,
+    answered,
+    derenderer_of,
+    joined,
+    spec_of,
+    stateless,
+    streamed,
+    tokens,
+    whole,
+)
+from unit.derender.toys import MODEL, cut, score, stateless_chunks
+
+QWEN = derenderer_of("qwen3")
+CALL = '<tool_call>\n{"name": "add", "arguments": {"n": 1}}\n</tool_call>'
+
+
+def reply_to(output: str | list[int], finish: str = "length", **fields: Any) -> Reply:
+    """The whole reply, after the streamed one was found to be the same."""
+    ids = output if isinstance(output, list) else tokens(output)
+    given = answered([*ids, EOS_ID] if finish == "stop" else ids, finish)
+    reply = whole(QWEN, spec_of(**fields), given)
+    by_token = streamed(QWEN, spec_of(**fields), given, range(len(ids) + 1))
+    by_token.logprobs = {name: by_token.logprobs.get(name, []) for name in reply.logprobs}
+    assert by_token == reply
+    return reply
+
+
+def token_id(raw: str) -> int:
+    return TABLE.bytes_of.index(raw.encode())
+
+
+def test_a_token_that_spans_channels_is_split_by_bytes() -> None:
+    straddling = token_id("</think>\n\nHi")
+    reply = reply_to([*tokens("<think>no"), straddling, *tokens("!")])
+    assert (reply.reasoning, reply.content) == ("no", "Hi!")
+    (first, _) = reply.logprobs["content"]
+    (tag,) = [entry for entry in reply.logprobs["markup"] if entry["token_id"] == straddling]
+    assert (first["token"], bytes(first["bytes"]), first["token_id"]) == ("Hi", b"Hi", straddling)
+    assert bytes(tag["bytes"]) == b"</think>\n\n"
+    assert first["logprob"] == tag["logprob"]
+    (alternative,) = first["top_logprobs"]
+    assert alternative["token"] == "</think>\n\nHi"
+    assert reply.token_ids.count(straddling) == 1
+
+
+def test_a_hidden_token_that_spans_channels_shows_only_its_visible_bytes() -> None:
+    straddling = token_id("</think>\n\nHi")
+    reply = reply_to([*tokens("<think>no"), straddling], include_reasoning=False)
+    (entry,) = reply.logprobs["content"]
+    assert (entry["token"], entry["token_id"]) == ("Hi", None)
+    assert [each["token"] for each in entry["top_logprobs"]] == ["Hi"]
+    assert reply.token_ids == []
+
+
+def test_a_character_cut_by_a_tag_shows_what_each_channel_has_of_it() -> None:
+    ids = [*tokens("<think>"), *b"\xe4\xb8", token_id("</think>"), *b"\x96"]
+    reply = reply_to(ids)
+    assert (reply.reasoning, reply.content) == ("\ufffd", "\ufffd")
+    assert (reply.raw("reasoning_content"), reply.raw("content")) == (b"\xe4\xb8", b"\x96")
+
+
+@pytest.mark.parametrize(
+    ("output", "reasoning", "content"),
+    [
+        ("<think>all of it is thought", "all of it is thought", ""),
+        ("<think>cut inside the tag</thi", "cut inside the tag</thi", ""),
+        ("cut <thi", "", "cut <thi"),
+        ("<think>\n\n</think>", "", ""),
+        ("no tag</think> at all", "", "no tag</think> at all"),
+        ("<think>a</think>b<think>c</think>d", "ac", "bd"),
+        ("<think>a <tool_call> b</think>c", "a <tool_call> b", "c"),
+        ("", "", ""),
+    ],
+)
+def test_unclosed_and_odd_tags(output: str, reasoning: str, content: str) -> None:
+    reply = reply_to(output)
+    assert (reply.reasoning, reply.content) == (reasoning, content)
+    assert reply.finish == [("length", None)]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "<tool_call>not JSON</tool_call>",
+        '<tool_call>{"name": "add"}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": </tool_call>',
+        '<tool_call>{"name": "add", "arguments": {oops}}</tool_call>',
+        "<tool_call>{'name': 'add', 'arguments': {}}</tool_call>",
+        '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": "n"}</tool_call>',
+        "<tool_call></tool_call>",
+        "<tool_call>",
+        '<tool_call>{"na',
+    ],
+)
+def test_a_broken_call_comes_back_as_content(broken: str) -> None:
+    reply = reply_to(f"Look: {broken}", "stop")
+    assert reply.content == f"Look: {broken}"
+    assert reply.calls == []
+    assert reply.finish == [("stop", None)]
+
+
+def test_a_call_that_breaks_after_its_arguments_began_ends_there() -> None:
+    """What was streamed cannot be taken back; what follows is content."""
+    reply = reply_to('<tool_call>{"name": "add", "arguments": {"n": 1, oops}}</tool_call>', "stop")
+    assert [(call["name"], call["arguments"]) for call in reply.calls] == [("add", '{"n": 1, ')]
+    assert reply.content == "oops}}"
+    assert reply.finish == [("tool_calls", None)]
+
+
+def test_a_call_that_the_length_cuts_keeps_what_was_written() -> None:
+    reply = reply_to('<tool_call>{"name": "add", "arguments": {"n": 1, "t": "ab')
+    assert [(call["name"], call["arguments"]) for call in reply.calls] == [
+        ("add", '{"n": 1, "t": "ab')
+    ]
+    assert reply.finish == [("length", None)]
+
+
+def test_one_broken_call_among_others_is_content() -> None:
+    reply = reply_to(f"{CALL}\n<tool_call>oops</tool_call>\n{CALL}", "stop")
+    assert [name for name, _ in reply.named_calls()] == ["add", "add"]
+    assert reply.content == "<tool_call>oops</tool_call>"
+    assert len({call["id"] for call in reply.calls}) == 2
+
+
+def test_calls_need_tools_and_a_choice_that_allows_them() -> None:
+    for fields in ({"tools": None}, {"tool_choice": "none"}):
+        reply = reply_to(f"<think>hm</think>{CALL}", "stop", **fields)
+        assert (reply.reasoning, reply.content, reply.calls) == ("hm", CALL, [])
+        assert reply.finish == [("stop", None)]
+
+
+def test_a_second_call_that_may_not_be_shown_is_markup() -> None:
+    reply = reply_to(f"{CALL}\n{CALL}", "stop", parallel_tool_calls=False)
+    assert len(reply.calls) == 1
+    assert reply.raw("markup").endswith(b'"arguments": {"n": 1}}\n</tool_call><|im_end|>')
+
+
+def test_a_stop_string_of_white_space_counts_though_it_could_be_stripped() -> None:
+    reply = reply_to("one\n\ntwo", stop="\n\n")
+    assert (reply.content, reply.finish) == ("one", [("stop", "\n\n")])
+
+
+def test_completions_are_not_split() -> None:
+    spec = completion_reply_spec({"prompt": "x"}, model=MODEL)
+    body = QWEN.whole(spec, [answered(tokens("<think>a</think>b"))], request_id="r", created=1)
+    assert json.loads(body)["choices"][0]["text"] == "<think>a</think>b"
+
+
+def test_a_spec_of_another_template_is_refused() -> None:
+    spec = msgspec.structs.replace(spec_of(), response_template="hermes")
+    with pytest.raises(
+        InvalidRequestError, match="response template hermes, this derender has qwen3"
+    ):
+        QWEN.whole(spec, [answered([97])], request_id="r", created=1)
+
+
+def test_nothing_changes_without_a_template() -> None:
+    derenderer = derenderer_of("none")
+    spec = spec_of()
+    body = json.loads(
+        derenderer.whole(
+            spec, [answered(tokens(f"<think>a</think>{CALL}"))], request_id="r", created=1
+        )
+    )
+    (choice,) = body["choices"]
+    assert choice["message"]["content"] == f"<think>a</think>{CALL}"
+    assert set(choice["logprobs"]) == {"content"}
+    assert "tool_calls" not in choice["message"]
+
+
+OUTPUT = f"<think>{'Let me think about é世. ' * 30}</think>\n\n{'An answer. ' * 40}\n{CALL}"
+
+
+def test_the_state_is_small_and_does_not_grow() -> None:
+    """With 20 candidates a position, and a tag, white space or a call's beginning held back."""
+    ids = tokens(OUTPUT)
+    spec = spec_of(top_logprobs=20)
+    given = answered(ids)
+    scored = score(ids, 20)
+    values = random.Random(1).choices(range(-(10**9), 0), k=len(scored.logprobs))
+    scored = msgspec.structs.replace(scored, logprobs=[value / 1e8 for value in values])
+    choice = msgspec.structs.replace(given.choices[0], logprobs=scored)
+    given = msgspec.structs.replace(given, choices=[choice])
+    _, states = stateless_chunks(
+        QWEN, spec, cut(given, range(len(ids))), given.prompt_token_ids or []
+    )
+    assert max(map(len, states)) < 4096
+    assert max(map(len, states[100:400])) <= max(map(len, states[:100])) + 16
+
+
+def test_the_state_does_not_grow_with_hidden_markup() -> None:
+    """Tags in plenty: none of their entries may wait for ever."""
+    ids = tokens("<think>a</think>b" * 200)
+    reply, states = stateless(
+        QWEN, spec_of(include_reasoning=False), answered(ids), range(len(ids))
+    )
+    assert reply.content == "b" * 200
+    assert max(map(len, states)) < 512
+
+
+def test_a_signed_state_is_refused_when_it_is_forged() -> None:
+    signing = derenderer_of("qwen3", state_key=b"a key of a deployment")
+    replica = derenderer_of("qwen3", state_key=b"a key of a deployment")
+    given = answered(tokens(OUTPUT))
+    reply, states = stateless(signing, spec_of(), given, range(0, 400, 7))
+    assert reply.content == whole(signing, spec_of(), given).content
+    assert feed(replica, states[3])  # any replica with the key goes on
+    for other in (QWEN, derenderer_of("qwen3", state_key=b"another deployment's")):
+        with pytest.raises(InvalidRequestError) as caught:
+            feed(other, states[3])
+        assert caught.value.param == "stream_state"
+    content = bytearray(base64.urlsafe_b64decode(states[3].removeprefix("t2.")))
+    content[-1] ^= 1
+    with pytest.raises(InvalidRequestError, match="stream_state"):
+        feed(signing, "t2." + base64.urlsafe_b64encode(content).decode())
+
+
+def test_a_state_of_another_template_is_refused() -> None:
+    _, states = stateless(QWEN, spec_of(), answered(tokens("<think>a")), [])
+    for other in (derenderer_of("hermes"), derenderer_of("none")):
+        with pytest.raises(InvalidRequestError, match="stream_state"):
+            feed(other, states[0])
+
+
+def test_a_key_that_is_too_short_is_refused_without_being_shown() -> None:
+    with pytest.raises(SetupError, match="--state-key") as caught:
+        parse_settings(DerenderSettings, ["--state-key", "tooshort"])
+    assert "tooshort" not in str(caught.value)
+
+
+#: Fields of a SplitState in their order, as one who read the source may set them.
+SPLIT: dict[str, Any] = {
+    "region": [None, False, ""],
+    "lead": b"",
+    "waiting": [b"", []],
+    "segments": [],
+    "texts": [],
+    "call": None,
+    "num_calls": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"region": ["nowhere", True, ""]},
+        {"waiting": [b"\1", []]},
+        {"waiting": [b"\xff" * 4, []]},
+        {"waiting": [b"\1\0\0\0" * 2, [b"\1\0\0\0" * 2]]},
+        {"segments": [["space", 4]]},
+        {"segments": [["space", -4]]},
+        {"segments": [["other", 0]]},
+        {"texts": ["other"]},
+        {"num_calls": -1},
+        {"region": ["tool_calls", True, ""], "call": [["value", False, "", "", None, "", False]]},
+        {
+            "region": ["tool_calls", True, ""],
+            "call": [["string", False, "", "x", None, "", False, False, ["s", "", "", False]]],
+        },
+    ],
+)
+def test_a_forged_split_is_refused_or_garbles_its_own_reply(fields: dict[str, Any]) -> None:
+    split = list((SPLIT | fields).values())
+    packed = msgspec.msgpack.encode([{0: [{}, 1, False, False, split]}])
+    codec = StateCodec(None, f"{TABLE.fingerprint} qwen3")
+    content = codec._mark(b"\0" + packed) + b"\0" + packed
+    state = "t2." + base64.urlsafe_b64encode(content).decode()
+    with contextlib.suppress(InvalidRequestError):  # nothing else may be raised
+        assert feed(QWEN, state)
+
+
+def feed(derenderer: Any, state: str) -> bytes:
+    (delta,) = cut(answered(tokens('": 1')), [])
+    chunk, _ = derenderer.feed_stateless(
+        spec_of(),
+        delta,
+        state,
+        request_id="r",
+        created=1,
+        prompt_tokens=1,
+        prompt_token_ids=None,
+    )
+    return bytes(chunk)
+
+
+def test_the_json_endpoint_reads_tools_from_the_chat_request() -> None:
+    choice = {
+        "index": 0,
+        "token_ids": [*tokens(f"<think>a</think>{CALL}"), EOS_ID],
+        "finish_reason": "stop",
+    }
+    body = {
+        "generate_response": {"request_id": "g", "choices": [choice]},
+        "chat_request": {"tools": TOOLS},
+    }
+    (shown,) = json.loads(QWEN.derender_chat(json.dumps(body).encode()))["choices"]
+    assert shown["message"]["reasoning_content"] == "a"
+    assert shown["message"]["content"] is None
+    assert shown["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"n": 1}'}
+    del body["chat_request"]
+    (shown,) = json.loads(QWEN.derender_chat(json.dumps(body).encode()))["choices"]
+    assert shown["message"]["content"] == CALL
+
+
+def test_the_prompt_is_needed_with_the_first_chunk_alone() -> None:
+    prompt = tokens("<|im_start|>assistant\n<think>\n", is_long=False)
+    deltas = cut(answered(tokens("hm</think>Hi", is_long=False)), range(20))
+    chunks, state = [], None
+    for position, each in enumerate(deltas):
+        chunk, state = QWEN.feed_stateless(
+            spec_of(),
+            each,
+            state,
+            request_id="r",
+            created=1,
+            prompt_tokens=len(prompt),
+            prompt_token_ids=None if position else prompt,
+        )
+        chunks.append(json.loads(chunk))
+    reply = joined(chunks)
+    assert (reply.reasoning, reply.content) == ("hm", "Hi")
