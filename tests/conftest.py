@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from support.stack import Stack, running_stack
 from triptych.models import resolve
 
+# Kernels run through Triton's interpreter; on a GPU: TRITON_INTERPRET=0 pytest -m gpu tests/gpu
+# Triton reads it when it is imported, which torch does.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 #: Run in an environment of their own: `make test-clients`.
 collect_ignore = ["clients"]
 

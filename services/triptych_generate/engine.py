@@ -163,7 +163,11 @@ class Engine:
         for key, update in updates.items():
             self._close_update(key, update)
         self._metrics.step_ended(
-            seconds=time.perf_counter() - start, num_prefill=num_prefill, num_output=len(outcomes)
+            seconds=time.perf_counter() - start,
+            num_prefill=num_prefill,
+            num_output=len(outcomes),
+            num_scored=sum(len(scores.parts) for scores in all_scores)
+            + sum(outcome.logprobs is not None for outcome in outcomes),
         )
         return list(updates.values())
 

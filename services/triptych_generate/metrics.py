@@ -28,6 +28,11 @@ class EngineMetrics:
             buckets=_FIRST_TOKEN_BUCKETS,
             registry=None,
         )
+        self._scored = Counter(
+            f"{_PREFIX}_scored_positions",
+            "vocabulary rows whose logprobs were computed: none where nobody asked",
+            registry=None,
+        )
         self._ended = Counter(
             f"{_PREFIX}_requests_ended",
             "admitted requests by how they ended: finish reason, error code, or client_gone",
@@ -40,12 +45,21 @@ class EngineMetrics:
     @property
     def collectors(self) -> tuple[Collector, ...]:
         """What a registry takes."""
-        return (self._step_seconds, self._tokens, self._first_token_seconds, self._ended)
+        return (
+            self._step_seconds,
+            self._tokens,
+            self._scored,
+            self._first_token_seconds,
+            self._ended,
+        )
 
-    def step_ended(self, *, seconds: float, num_prefill: int, num_output: int) -> None:
+    def step_ended(
+        self, *, seconds: float, num_prefill: int, num_output: int, num_scored: int
+    ) -> None:
         self._step_seconds.observe(seconds)
         self._prefill.inc(num_prefill)
         self._output.inc(num_output)
+        self._scored.inc(num_scored)
 
     def first_token_came(self, *, seconds: float) -> None:
         self._first_token_seconds.observe(seconds)

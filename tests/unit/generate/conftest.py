@@ -1,6 +1,5 @@
-"""Models that every test of generate may use, and how Triton runs in the tests."""
+"""Models that every test of generate may use."""
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +8,6 @@ import pytest
 
 from support.tiny_models import make_poisoned_model, make_tiny_model
 
-#: Kernels run through Triton's interpreter, with or without a GPU; read when they are defined.
-os.environ["TRITON_INTERPRET"] = "1"
 #: Triton is made for Linux alone.
 collect_ignore_glob = [] if sys.platform == "linux" else ["test_triton_*"]
 

@@ -3,12 +3,15 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from prometheus_client import generate_latest
 
 from support.generate_runs import answer, answers, ask, running_service
 from support.tiny_models import VOCAB_SIZE, make_tiny_model, plain_model
+from triptych_generate.ranking import Survey, survey
 
 PROMPT = list(range(20, 30))
 
@@ -207,3 +210,30 @@ async def test_allowed_ids_are_the_only_ones_and_all_scored(llama: Path) -> None
     assert set(given.token_ids) <= set(allowed)
     for candidates in given.logprobs.positions():
         assert sorted(c.token_id for c in candidates) == allowed
+
+
+@pytest.mark.parametrize(
+    ("params", "num_scored"),
+    [
+        ({}, 0),
+        ({"temperature": 0.8, "seed": 1, "top_p": 0.9}, 0),
+        ({"logprobs": 0}, 5),
+        ({"logprobs": 3}, 5),
+        ({"prompt_logprobs": 0}, len(PROMPT) - 1),
+    ],
+)
+async def test_nothing_is_scored_that_nobody_asked_for(
+    params: dict[str, Any], num_scored: int, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = []
+
+    def counted(logits: torch.Tensor, *arguments: Any) -> Survey:
+        rows.append(len(logits))
+        return survey(logits, *arguments)
+
+    monkeypatch.setattr("triptych_generate.logprobs.survey", counted)
+    async with running_service(llama) as service:
+        await answer(service, ask(PROMPT, max_tokens=5, **params))
+        page = generate_latest(service.metrics.collectors[2]).decode()
+    assert sum(rows) == num_scored
+    assert f"scored_positions_total {num_scored:.1f}" in page

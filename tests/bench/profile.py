@@ -1,0 +1,113 @@
+"""Where a step's time goes: ``python -m bench.profile`` prints a table for docs/generate.md."""
+
+import random
+import statistics
+import time
+from collections import defaultdict
+from typing import Any
+
+from triptych.models import ensure
+from triptych.wire import SamplingParams
+from triptych_generate.engine import Engine
+from triptych_generate.metrics import EngineMetrics
+from triptych_generate.options import EngineOptions
+from triptych_generate.sequence import Sequence
+from triptych_generate.setup import EngineParts, set_up
+
+_STEPS = 20
+
+
+class _Timed:
+    """The compiled kernels, with the seconds spent in each."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(self._kernels, name)
+
+        def timed(*args: Any) -> Any:
+            start = time.perf_counter()
+            out = kernel(*args)
+            self.seconds[name] += time.perf_counter() - start
+            return out
+
+        setattr(self, name, timed)
+        return timed
+
+
+def main() -> None:
+    print("| | " + " | ".join(name for name, *_ in _CASES) + " |")
+    print("|---" * (len(_CASES) + 1) + "|")
+    columns = [_profile(dtype, at_once, top) for _, dtype, at_once, top in _CASES]
+    for name in ("linear", "attend", "rms_norm", "rotate", "score", "everything else", "step"):
+        print(f"| {name} | " + " | ".join(f"{one[name] * 1000:.2f}" for one in columns) + " |")
+
+
+_CASES = (
+    ("float32, 1", "float32", 1, None),
+    ("float32, 16", "float32", 16, None),
+    ("float32, 16, top-20", "float32", 16, 20),
+    ("bfloat16, 16", "bfloat16", 16, None),
+)
+
+
+def _profile(dtype: Any, at_once: int, top: int | None) -> defaultdict[str, float]:
+    """Seconds a step, by kernel, at about 100 tokens of context."""
+    parts = set_up(
+        EngineOptions(
+            model_dir=ensure("smollm2").directory,
+            served_model_name="profile",
+            dtype=dtype,
+            kv_cache_bytes=1 << 28,
+        )
+    )
+    engine = Engine(
+        parts.runner,
+        parts.scheduler,
+        metrics=EngineMetrics(),
+        deliver=lambda _: None,
+        on_death=lambda _: None,
+    )
+    for index in range(at_once):
+        engine.submit([_sequence(index, top)])
+    engine._take_commands()
+    while any(one.num_uncomputed > 1 for one in parts.scheduler.running + parts.scheduler.waiting):
+        engine.step()
+    steps = []
+    timed = _Timed(parts.loaded.kernels)
+    for is_warm in (False, True):
+        if is_warm:
+            _install(parts, timed)
+        for _ in range(_STEPS):
+            start = time.perf_counter()
+            engine.step()
+            steps.append(time.perf_counter() - start)
+    found: defaultdict[str, float] = defaultdict(float)
+    found.update({name: seconds / _STEPS for name, seconds in timed.seconds.items()})
+    whole = sum(steps[_STEPS:]) / _STEPS
+    found["everything else"] = whole - sum(found.values())
+    found["step"] = statistics.median(steps[:_STEPS])
+    return found
+
+
+def _sequence(index: int, top: int | None) -> Sequence:
+    ids = random.Random(index).choices(range(100, 49000), k=80)
+    params = SamplingParams(temperature=0, ignore_eos=True, logprobs=top)
+    return Sequence(index, 0, ids, len(ids), len(ids) + 100, params, 0)
+
+
+def _install(parts: EngineParts, timed: _Timed) -> None:
+    """Put ``timed`` wherever the engine holds the kernels."""
+    holders: list[Any] = [parts.runner, parts.runner._steps, *parts.loaded.model.modules()]
+    for holder in holders:
+        for name, value in list(vars(holder).items()):
+            if value is parts.loaded.kernels:
+                setattr(holder, name, timed)
+            elif getattr(value, "_kernels", None) is parts.loaded.kernels:
+                value._kernels = timed
+
+
+if __name__ == "__main__":
+    main()
