@@ -105,7 +105,7 @@ def _install(parts: EngineParts, timed: _Timed) -> None:
         for name, value in list(vars(holder).items()):
             if value is parts.loaded.kernels:
                 setattr(holder, name, timed)
-            elif getattr(value, "_kernels", None) is parts.loaded.kernels:
+            elif value is not timed and getattr(value, "_kernels", None) is parts.loaded.kernels:
                 value._kernels = timed
 
 
