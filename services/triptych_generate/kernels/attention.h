@@ -1,8 +1,9 @@
-// Attention over keys and values in blocks, with a running softmax.
+// Attention over keys and values in blocks.
 //
-// A query row meets the blocks of its sequence in order of position. Each score and each summed
-// value is one chain of fused multiply-adds in a lane of its own, so neither other rows, nor
-// threads, nor how a prefill was cut change a bit. A hidden key's weight is an exact zero.
+// A query row's scores with all keys come first, block after block in order of position, then its
+// softmax, then the sum of values. Each score and each summed value is one chain of fused
+// multiply-adds in a lane of its own, so neither other rows, nor threads, nor how a prefill was cut
+// change a bit. A hidden key's weight is an exact zero.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -47,12 +48,15 @@ struct Tile {  // consecutive positions of one sequence
 struct Group {
   int rows;
   const float* query;  // [dim, rows], scaled
-  float* weights;      // [rows, block]: scores, then softmax weights of the block at hand
+  float* weights;      // [rows, width]: scores, then softmax weights
+  int64_t width;       // keys of all blocks that the tile meets
   float* sums;         // [rows, value_dim]
 };
 
+// Scores with the keys of a block, into the group's columns from `at` on.
 template <int Rows, int Width, typename T>
-void score(const Group& group, const T* keys, int64_t dim, int64_t block, int64_t column) {
+void score(const Group& group, const T* keys, int64_t dim, int64_t block, int64_t column,
+           int64_t at) {
   Floats local[Rows][Width] = {};
   for (int64_t d = 0; d < dim; ++d) {
     Floats key[Width];
@@ -63,22 +67,24 @@ void score(const Group& group, const T* keys, int64_t dim, int64_t block, int64_
   }
   for (int row = 0; row < Rows; ++row)
     for (int v = 0; v < Width; ++v)
-      store(group.weights + row * block + column + v * kLanes, local[row][v]);
+      store(group.weights + row * group.width + at + column + v * kLanes, local[row][v]);
 }
 
+// Adds a block's values from `begin` to `end`, weighed by the group's columns from `at` on.
 template <int Rows, int Width, typename T>
-void add_values(const Group& group, const T* values, const float* factors, int64_t begin,
-                int64_t end, int64_t value_dim, int64_t block, int64_t column) {
+void add_values(const Group& group, const T* values, int64_t begin, int64_t end, int64_t value_dim,
+                int64_t column, int64_t at) {
   Floats local[Rows][Width];
   for (int row = 0; row < Rows; ++row)
     for (int v = 0; v < Width; ++v)
-      local[row][v] = load(group.sums + row * value_dim + column + v * kLanes) * factors[row];
+      local[row][v] = load(group.sums + row * value_dim + column + v * kLanes);
   for (int64_t key = begin; key < end; ++key) {
     Floats value[Width];
     for (int v = 0; v < Width; ++v) value[v] = load(values + key * value_dim + column + v * kLanes);
 #pragma GCC unroll 6
     for (int row = 0; row < Rows; ++row)
-      for (int v = 0; v < Width; ++v) local[row][v] += group.weights[row * block + key] * value[v];
+      for (int v = 0; v < Width; ++v)
+        local[row][v] += group.weights[row * group.width + at + key] * value[v];
   }
   for (int row = 0; row < Rows; ++row)
     for (int v = 0; v < Width; ++v)
@@ -101,22 +107,22 @@ void add_values(const Group& group, const T* values, const float* factors, int64
   }
 
 template <int Rows, typename T>
-void score_all(const Group& group, const T* keys, int64_t dim, int64_t block) {
+void score_all(const Group& group, const T* keys, int64_t dim, int64_t block, int64_t at) {
   for (int64_t column = 0; column < block; column += kWide * kLanes) {
     const int64_t width = (block - column) / kLanes;
-#define CALL(ROWS, WIDTH) score<ROWS, WIDTH, T>(group, keys, dim, block, column)
+#define CALL(ROWS, WIDTH) score<ROWS, WIDTH, T>(group, keys, dim, block, column, at)
     WIDTHS(CALL, Rows)
 #undef CALL
   }
 }
 
 template <int Rows, typename T>
-void add_all(const Group& group, const T* values, const float* factors, int64_t begin, int64_t end,
-             int64_t value_dim, int64_t block) {
+void add_all(const Group& group, const T* values, int64_t begin, int64_t end, int64_t value_dim,
+             int64_t at) {
   for (int64_t column = 0; column < value_dim; column += kWide * kLanes) {
     const int64_t width = (value_dim - column) / kLanes;
 #define CALL(ROWS, WIDTH) \
-  add_values<ROWS, WIDTH, T>(group, values, factors, begin, end, value_dim, block, column)
+  add_values<ROWS, WIDTH, T>(group, values, begin, end, value_dim, column, at)
     WIDTHS(CALL, Rows)
 #undef CALL
   }
@@ -143,53 +149,27 @@ void add_all(const Group& group, const T* values, const float* factors, int64_t 
       FUNCTION<6, K>(GROUP, __VA_ARGS__); \
   }
 
-struct Running {  // a row's softmax over the blocks so far
-  float top, total;
-};
-
-// Soft-caps a row's scores and hides those outside `begin` to `end`, in place.
-inline void hide(float* scores, int64_t block, int32_t begin, int32_t end, float softcap) {
-  Ints lane;
-  for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  for (int64_t key = 0; key < block; key += kLanes) {
-    Floats value = load(scores + key);
-    if (softcap > 0)
-      for (int i = 0; i < kLanes; ++i) value[i] = std::tanh(value[i] / softcap) * softcap;
-    const Ints at = lane + int32_t(key);
-    store(scores + key, choose((at >= begin) & (at < end), value, broadcast(-kInfinity)));
-  }
-}
-
-// Scores of one row to weights, in place; returns the factor for what was summed before.
-inline float weigh(float* scores, int64_t block, int64_t first_key, int64_t position,
-                   const Scoring& scoring, Running& running) {
-  const int64_t earliest = scoring.window > 0 ? position - scoring.window + 1 : 0;
-  const int64_t begin = std::clamp<int64_t>(earliest - first_key, 0, block);
-  const int64_t end = std::clamp<int64_t>(position + 1 - first_key, 0, block);
-  if (begin > 0 || end < block || scoring.softcap > 0)
-    hide(scores, block, int32_t(begin), int32_t(end), scoring.softcap);
-  Floats tops = broadcast(running.top);
-  for (int64_t key = 0; key < block; key += kLanes) tops = greater(load(scores + key), tops);
+// Scores of one row to weights before division, in place; returns their sum. The row sees the keys
+// from `begin` to `end`; `sink` is a score without a value, minus infinity for none.
+inline float weigh(float* scores, int64_t width, int64_t begin, int64_t end, float softcap,
+                   float sink) {
+  if (softcap > 0)
+    for (int64_t key = begin; key < end; ++key)
+      scores[key] = std::tanh(scores[key] / softcap) * softcap;
+  std::fill(scores, scores + begin, -kInfinity);
+  std::fill(scores + end, scores + width, -kInfinity);
+  Floats tops = broadcast(sink);
+  for (int64_t key = 0; key < width; key += kLanes) tops = greater(load(scores + key), tops);
   const float top = max_of(tops);
-  if (top == -kInfinity) {
-    std::fill(scores, scores + block, 0.0f);
-    return 1;
-  }
   Floats total{};
 #pragma GCC unroll 4
-  for (int64_t key = 0; key < block; key += kLanes) {
+  for (int64_t key = 0; key < width; key += kLanes) {
     const Floats weight = exp_of(load(scores + key) - top);
     store(scores + key, weight);
     total += weight;
   }
-  const float factor = running.top == top ? 1 : exp_of(broadcast(running.top - top))[0];
-  running = {top, running.total * factor + sum_of(total)};
-  return factor;
+  return exp_of(broadcast(sink - top))[0] + sum_of(total);
 }
-
-struct Span {  // a block's keys from `begin` to `end` that some row of a tile sees
-  int64_t first_key, begin, end;
-};
 
 template <typename T>
 const float* widened(const T* from, int64_t count, float* to) {
@@ -208,65 +188,94 @@ struct Attention {
   const float* sinks;  // [heads] or null
   T* out;              // [rows, heads, value_dim]
 
-  template <typename K>
-  void meet(const Tile& tile, const Span& span, const std::vector<Group>& groups,
-            std::vector<Running>& running, const K* keys, const K* values) const {
-    for (size_t g = 0; g < groups.size(); ++g) {
-      float factors[kHeadRows];
-      ROWS_OF(groups[g], score_all, keys, pools.dim, pools.block)
-      for (int row = 0; row < groups[g].rows; ++row) {
-        const int64_t at = g * kHeadRows + row;
-        factors[row] = weigh(groups[g].weights + row * pools.block, pools.block, span.first_key,
-                             tile.position + at % tile.rows, scoring, running[at]);
-      }
-      ROWS_OF(groups[g], add_all, values, factors, span.begin, span.end, pools.value_dim,
-              pools.block)
+  void attend(const Tile& tile, int64_t kv_head) const {
+    const int64_t last = tile.position + tile.rows - 1;
+    const int64_t earliest = first_visible(tile.position), first = earliest / pools.block;
+    const int64_t blocks = last / pools.block - first + 1, width = blocks * pools.block;
+    const int64_t share = heads / pools.kv_heads, num_rows = share * tile.rows;
+    static thread_local std::vector<float> room;
+    const int64_t each = pools.dim + width + pools.value_dim;
+    room.resize(std::max<size_t>(
+        room.size(), num_rows * each + pools.block * std::max(pools.dim, pools.value_dim)));
+    float* query_room = room.data();
+    float* weights = query_room + num_rows * pools.dim;
+    float* sums = weights + num_rows * width;
+    float* wide = sums + num_rows * pools.value_dim;
+    std::fill(sums, wide, 0.0f);
+    std::vector<Group> groups;
+    for (int64_t row = 0; row < num_rows; row += kHeadRows) {
+      const int rows = int(std::min<int64_t>(kHeadRows, num_rows - row));
+      groups.push_back({rows, query_room + row * pools.dim, weights + row * width, width,
+                        sums + row * pools.value_dim});
+      lay_out(tile, kv_head * share, row, rows, query_room + row * pools.dim);
+    }
+    for (int64_t block = 0; block < blocks; ++block) {
+      const T* keys = pools.key_block(id_of(tile, first + block), kv_head);
+      if (is_widened(groups))
+        score_groups(groups, widened(keys, pools.dim * pools.block, wide), block);
+      else
+        score_groups(groups, keys, block);
+    }
+    std::vector<float> totals(num_rows);
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const int64_t position = tile.position + row % tile.rows, start = first * pools.block;
+      const int64_t head = kv_head * share + row / tile.rows;
+      totals[row] = weigh(weights + row * width, width, first_visible(position) - start,
+                          position + 1 - start, scoring.softcap,
+                          sinks == nullptr ? -kInfinity : sinks[head]);
+    }
+    for (int64_t block = 0; block < blocks; ++block) {
+      const T* values = pools.value_block(id_of(tile, first + block), kv_head);
+      const int64_t start = (first + block) * pools.block;
+      const int64_t begin = std::max<int64_t>(0, earliest - start);
+      const int64_t end = std::min(pools.block, last + 1 - start);
+      if (is_widened(groups))
+        add_groups(groups, widened(values, pools.block * pools.value_dim, wide), block, begin, end);
+      else
+        add_groups(groups, values, block, begin, end);
+    }
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const int64_t head = kv_head * share + row / tile.rows;
+      T* to = out + ((tile.first_row + row % tile.rows) * heads + head) * pools.value_dim;
+      for (int64_t d = 0; d < pools.value_dim; d += kLanes)
+        store(to + d, load(sums + row * pools.value_dim + d) / totals[row]);
     }
   }
 
-  void attend(const Tile& tile, int64_t kv_head) const {
-    const int64_t share = heads / pools.kv_heads, dim = pools.dim, value_dim = pools.value_dim;
-    const int64_t block = pools.block, num_rows = share * tile.rows;
-    static thread_local std::vector<float> room;
-    room.assign(num_rows * (dim + block + value_dim) + block * (dim + value_dim), 0);
-    float* packed = room.data();
-    float* weights = packed + num_rows * dim;
-    float* sums = weights + num_rows * block;
-    float* wide = sums + num_rows * value_dim;
-    std::vector<Running> running(num_rows);
-    std::vector<Group> groups;
-    for (int64_t first = 0; first < num_rows; first += kHeadRows) {
-      const int rows = int(std::min<int64_t>(kHeadRows, num_rows - first));
-      float* to = packed + first * dim;
-      for (int row = 0; row < rows; ++row) {
-        const int64_t head = kv_head * share + (first + row) / tile.rows;
-        const T* from =
-            query + head * head_stride + (tile.first_row + (first + row) % tile.rows) * row_stride;
-        for (int64_t d = 0; d < dim; ++d) to[d * rows + row] = float(from[d]) * scoring.scaling;
-        running[first + row] = sinks == nullptr ? Running{-kInfinity, 0} : Running{sinks[head], 1};
-      }
-      groups.push_back({rows, to, weights + first * block, sums + first * value_dim});
+  // Several groups share the work of making a block's numbers float32.
+  static bool is_widened(const std::vector<Group>& groups) {
+    return sizeof(T) < sizeof(float) && groups.size() > 1;
+  }
+
+  int64_t first_visible(int64_t position) const {
+    return scoring.window > 0 ? std::max<int64_t>(0, position - scoring.window + 1) : 0;
+  }
+
+  int64_t id_of(const Tile& tile, int64_t index) const {
+    return tables[tile.table * table_len + index];
+  }
+
+  // Scaled query rows `first …` of a tile, for heads from `head` on, as [dim, rows].
+  void lay_out(const Tile& tile, int64_t head, int64_t first, int rows, float* to) const {
+    for (int row = 0; row < rows; ++row) {
+      const int64_t at = first + row;
+      const T* from = query + (head + at / tile.rows) * head_stride +
+                      (tile.first_row + at % tile.rows) * row_stride;
+      for (int64_t d = 0; d < pools.dim; ++d) to[d * rows + row] = float(from[d]) * scoring.scaling;
     }
-    const int64_t last = tile.position + tile.rows - 1;
-    const int64_t earliest =
-        scoring.window > 0 ? std::max<int64_t>(0, tile.position - scoring.window + 1) : 0;
-    for (int64_t index = earliest / block; index <= last / block; ++index) {
-      const int64_t id = tables[tile.table * table_len + index], first_key = index * block;
-      const Span span{first_key, std::max<int64_t>(0, earliest - first_key),
-                      std::min(block, last + 1 - first_key)};
-      const T *keys = pools.key_block(id, kv_head), *values = pools.value_block(id, kv_head);
-      if (sizeof(T) == 4 || groups.size() == 1)
-        meet(tile, span, groups, running, keys, values);
-      else
-        meet(tile, span, groups, running, widened(keys, dim * block, wide),
-             widened(values, block * value_dim, wide + dim * block));
-    }
-    for (int64_t at = 0; at < num_rows; ++at) {
-      const int64_t head = kv_head * share + at / tile.rows, row = tile.first_row + at % tile.rows;
-      for (int64_t d = 0; d < value_dim; d += kLanes)
-        store(out + (row * heads + head) * value_dim + d,
-              load(sums + at * value_dim + d) / running[at].total);
-    }
+  }
+
+  template <typename K>
+  void score_groups(const std::vector<Group>& groups, const K* keys, int64_t block) const {
+    for (const Group& group : groups)
+      ROWS_OF(group, score_all, keys, pools.dim, pools.block, block * pools.block)
+  }
+
+  template <typename K>
+  void add_groups(const std::vector<Group>& groups, const K* values, int64_t block, int64_t begin,
+                  int64_t end) const {
+    for (const Group& group : groups)
+      ROWS_OF(group, add_all, values, begin, end, pools.value_dim, block * pools.block)
   }
 };
 
