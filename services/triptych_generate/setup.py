@@ -105,7 +105,7 @@ def prepare_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
     probe = probe_layers(loaded)
     if loaded.kernels is not None and loaded.family in FUSED_FAMILIES:
         fuse_layers(loaded.model, probe.scorings, loaded.kernels)
-    if can_pack(loaded.dtype, loaded.device):
+    if loaded.kernels is not None or can_pack(loaded.dtype, loaded.device):
         pack_linears(loaded.model, loaded.kernels)
     return probe.shapes
 
