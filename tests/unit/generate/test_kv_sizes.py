@@ -86,7 +86,9 @@ def test_needed_gb_is_never_too_little_and_hardly_too_much(num_bytes: int) -> No
     assert num_bytes <= given <= num_bytes * 1.011 + 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="compares with /proc/meminfo, which Linux alone has")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="compares with /proc/meminfo, which Linux alone has"
+)
 def test_free_memory_is_what_a_process_can_have() -> None:
     total = int(re.findall(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
     assert 0 < free_bytes(torch.device("cpu")) < total
