@@ -1,4 +1,4 @@
-"""Decoder layers of the llama shape, each computed by ten calls of the compiled kernels.
+"""Decoder layers of the llama shape, each computed by three calls of the compiled kernels.
 
 A transformers layer makes about sixty calls into torch, which at a few rows take longer than the
 work itself. Families whose layer is the llama one get this layer instead; the check at load
@@ -27,21 +27,22 @@ class FusedLayer(nn.Module):
         """Takes the weights of ``layer``; ``scoring`` is what its attention was seen to use."""
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
-        self._kernels = kernels
-        self._is_last = is_last
         self._index: int = attention.layer_idx
-        self._head_dim: int = attention.head_dim
-        self._num_heads = attention.q_proj.out_features // self._head_dim
-        self._num_kv_heads = attention.k_proj.out_features // self._head_dim
         self._scoring = scoring
-        self._input_norm = layer.input_layernorm
-        self._query_norm = getattr(attention, "q_norm", None)
-        self._key_norm = getattr(attention, "k_norm", None)
-        self._qkv = _Packed(kernels, _joined(attention.q_proj, attention.k_proj, attention.v_proj))
-        self._output = _Packed(kernels, attention.o_proj)
-        self._mlp_norm = layer.post_attention_layernorm
-        self._gate_up = _Packed(kernels, _interleaved(mlp.gate_proj, mlp.up_proj), gated=True)
-        self._down = _Packed(kernels, mlp.down_proj)
+        self._is_last = is_last
+        self._halves = kernels.Layer(
+            attention.q_proj.out_features // attention.head_dim,
+            attention.k_proj.out_features // attention.head_dim,
+            attention.head_dim,
+            _norm(kernels, layer.input_layernorm),
+            _norm(kernels, layer.post_attention_layernorm),
+            _norm(kernels, getattr(attention, "q_norm", None)),
+            _norm(kernels, getattr(attention, "k_norm", None)),
+            _packed(kernels, _joined(attention.q_proj, attention.k_proj, attention.v_proj)),
+            _packed(kernels, attention.o_proj),
+            _packed(kernels, _interleaved(mlp.gate_proj, mlp.up_proj)),
+            _packed(kernels, mlp.down_proj),
+        )
 
     def forward(
         self,
@@ -55,47 +56,18 @@ class FusedLayer(nn.Module):
 
         The last layer gives the step's kept rows alone.
         """
-        heads = self._qkv(self._norm(hidden_states, self._input_norm))[0]
-        heads = heads.view(len(heads), -1, self._head_dim)
-        query, key, value = heads.split_with_sizes(
-            (self._num_heads, self._num_kv_heads, self._num_kv_heads), dim=1
-        )
-        if self._query_norm is not None:
-            query, key = self._norm(query, self._query_norm), self._norm(key, self._key_norm)
-        cos, sin = position_embeddings
-        self._kernels.rotate(query, cos, sin)
-        self._kernels.rotate(key, cos, sin)
-        attended = step.attend(
-            self._index,
-            query.transpose(0, 1),
-            key.transpose(0, 1),
-            value.transpose(0, 1),
-            self._scoring,
-        )
-        if self._is_last and step.kept_rows is not None:
-            attended, hidden_states = attended[step.kept_rows], hidden_states[:, step.kept_rows]
-        hidden_states = self._output(attended.view(1, len(attended), -1), hidden_states)
-        gated = self._gate_up(self._norm(hidden_states, self._mlp_norm))
-        return self._down(gated, hidden_states)
-
-    def _norm(self, x: Tensor, norm: Any) -> Tensor:
-        return self._kernels.rms_norm(x, norm.weight, norm.variance_epsilon)
+        query, key, value = self._halves.before(hidden_states, *position_embeddings)
+        attended = step.attend(self._index, query, key, value, self._scoring)
+        kept_rows = step.kept_rows if self._is_last else None
+        return self._halves.after(attended, hidden_states, kept_rows)
 
 
-class _Packed:
-    """A linear layer in the kernels' layout."""
+def _norm(kernels: Kernels, norm: Any) -> Any:
+    return None if norm is None else kernels.Norm(norm.weight, norm.variance_epsilon)
 
-    def __init__(self, kernels: Kernels, layer: nn.Linear, *, gated: bool = False) -> None:
-        self._kernels = kernels
-        self._weight = kernels.pack_weight(layer.weight)
-        self._bias = layer.bias
-        self._features = layer.out_features
-        self._gated = gated
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return self._kernels.linear(
-            x, self._weight, self._bias, residual, self._features, self._gated
-        )
+def _packed(kernels: Kernels, layer: nn.Linear) -> Any:
+    return kernels.PackedLinear(kernels.pack_weight(layer.weight), layer.bias, layer.out_features)
 
 
 def fuse_layers(model: nn.Module, scorings: dict[int, Scoring], kernels: Kernels) -> None:

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -104,10 +104,51 @@ class Kernels(Protocol):
         ``x`` is ``[rows, heads, dim]`` by any strides, or of any shape and contiguous.
         """
 
+    def PackedLinear(self, packed: Tensor, bias: Tensor | None, features: int) -> Any:  # noqa: N802
+        """A linear layer, for ``Layer``."""
+
+    def Norm(self, weight: Tensor, eps: float) -> Any:  # noqa: N802
+        """A root mean square norm, for ``Layer``."""
+
+    def Layer(  # noqa: N802
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        input_norm: Any,
+        mlp_norm: Any,
+        query_norm: Any,
+        key_norm: Any,
+        qkv: Any,
+        output: Any,
+        gate_up: Any,
+        down: Any,
+    ) -> "LayerHalves":
+        """A decoder layer; norms of query and key may be None.
+
+        ``qkv`` gives queries, keys and values one after another; ``gate_up`` is a gated layer.
+        """
+
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Rotary embedding of ``x`` ``[rows, heads, dim]`` in place, halves against each other.
 
         ``cos`` and ``sin`` are ``[rows, dim]``, contiguous.
+        """
+
+
+class LayerHalves(Protocol):
+    """A decoder layer of the llama shape without its attention."""
+
+    def before(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, ``[heads, rows, head_dim]`` each.
+
+        From hidden states ``[1, rows, hidden]``; ``cos`` and ``sin`` are ``[1, rows, head_dim]``.
+        """
+
+    def after(self, attended: Tensor, hidden: Tensor, kept: Tensor | None) -> Tensor:
+        """Hidden states ``[1, rows, hidden]`` from the same and ``[rows, heads, head_dim]``.
+
+        ``kept``: int64, the rows to compute; None: all.
         """
 
 

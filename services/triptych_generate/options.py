@@ -63,7 +63,7 @@ class EngineOptions:
     block_size: int = 64
     kv_cache_bytes: int | None = None
     prefix_cache: bool = True
-    max_step_tokens: int = 256
+    max_step_tokens: int = 384
     max_num_sequences: int = 64
     max_waiting: int = 1024
     max_logprobs: int = 20

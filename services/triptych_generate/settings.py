@@ -22,7 +22,7 @@ class GenerateSettings(PanelSettings, ModelSettings):
         64, ge=1, le=1024, description="sequences that one step may hold"
     )
     max_step_tokens: int = Field(
-        256, ge=16, description="tokens that one step may hold, decodes and prefill chunks together"
+        384, ge=16, description="tokens that one step may hold, decodes and prefill chunks together"
     )
     max_waiting: int = Field(256, ge=1, description="requests that may wait; above it: 429")
     kv_cache_gb: float | None = Field(

@@ -1,23 +1,76 @@
-"""The linear-only bound: tokens per second of the packed linears and the head alone."""
+"""Decode steps beside what bounds them: their linear layers alone, and steps without scores."""
 
 import statistics
 import time
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from bench.decoding import LABELS, Dtype, decoding
+from triptych.models import ensure
 from triptych_generate.linears import NativeLinear, PackedLinear
 from triptych_generate.native import load_kernels
 
+_REPEATS = 21
 
-def linear_bound(model_dir: Path, rows: int, dtype: torch.dtype, *, repeats: int = 7) -> float:
-    """Tokens per second of one step's linear layers at ``rows`` rows, on the CPU.
 
-    q, k and v count as one matrix, gate and up as one, as an engine may fuse them.
-    """
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Tokens per second at ``rows`` rows: of the linear layers alone, and of whole steps."""
+
+    rows: int
+    linears: float
+    steps: float
+
+    def row(self) -> str:
+        share = self.steps / self.linears
+        return (
+            f"| step beside its linear layers alone, {self.rows} rows "
+            f"| {self.steps:.0f} tok/s | {self.linears:.0f} tok/s | {share:.2f} |"
+        )
+
+
+def bound(rows: int, dtype: Dtype) -> Bound:
+    """Both measured in turn. q, k and v count as one matrix, gate and up as one."""
+    layers, inputs = _linears(rows, getattr(torch, dtype))
+    engine, _ = decoding(dtype, rows)
+    alone, whole = [], []
+    for _ in range(_REPEATS):
+        alone.append(_seconds(lambda: _run(layers, inputs)))
+        whole.append(_seconds(engine.step))
+    return Bound(rows, rows / statistics.median(alone), rows / statistics.median(whole))
+
+
+def labels_row(dtype: Dtype) -> str:
+    """A step of one sequence that scores 26 labels beside one that scores nothing, in turn."""
+    (plain, _), (scoring, _) = decoding(dtype, 1), decoding(dtype, 1, LABELS)
+    without, labels = [], []
+    for _ in range(2 * _REPEATS):
+        without.append(_seconds(plain.step))
+        labels.append(_seconds(scoring.step))
+    ours, bare = statistics.median(labels) * 1000, statistics.median(without) * 1000
+    return f"| 26 labels at one position | {ours:.2f} ms | {bare:.2f} ms | {ours / bare:.3f} |"
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+@torch.inference_mode()
+def _run(layers: list[NativeLinear | PackedLinear], inputs: dict[int, Tensor]) -> None:
+    for layer in layers:
+        layer(inputs[layer.in_features])
+
+
+def _linears(
+    rows: int, dtype: torch.dtype
+) -> tuple[list[NativeLinear | PackedLinear], dict[int, Tensor]]:
+    config = AutoConfig.from_pretrained(ensure("smollm2").directory, local_files_only=True)
     hidden, inner = config.hidden_size, config.intermediate_size
     heads = config.num_attention_heads * config.head_dim
     qkv = heads + 2 * config.num_key_value_heads * config.head_dim
@@ -26,18 +79,9 @@ def linear_bound(model_dir: Path, rows: int, dtype: torch.dtype, *, repeats: int
     layers.append(_packed(hidden, config.vocab_size, dtype))
     padded = rows + rows % 2
     inputs = {width: torch.randn(padded, width, dtype=dtype) for width in (hidden, heads, inner)}
-    with torch.inference_mode():
-        times = [_step(layers, inputs) for _ in range(repeats + 2)][2:]
-    return rows / statistics.median(times)
+    return layers, inputs
 
 
 def _packed(in_features: int, out_features: int, dtype: torch.dtype) -> NativeLinear | PackedLinear:
     weight, kernels = torch.randn(out_features, in_features, dtype=dtype), load_kernels()
     return NativeLinear(kernels, weight, None) if kernels else PackedLinear(weight, None)
-
-
-def _step(layers: list[NativeLinear | PackedLinear], inputs: dict[int, Tensor]) -> float:
-    start = time.perf_counter()
-    for layer in layers:
-        layer(inputs[layer.in_features])
-    return time.perf_counter() - start

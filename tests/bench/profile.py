@@ -1,28 +1,24 @@
 """Where a step's time goes: ``python -m bench.profile`` prints a table for docs/generate.md."""
 
-import random
 import statistics
 import time
 from collections import defaultdict
 from typing import Any
 
-from triptych.models import ensure
-from triptych.wire import SamplingParams
-from triptych_generate.engine import Engine
-from triptych_generate.metrics import EngineMetrics
-from triptych_generate.options import EngineOptions
-from triptych_generate.sequence import Sequence
-from triptych_generate.setup import EngineParts, set_up
+import msgspec
+
+from bench.decoding import PLAIN, decoding
+from triptych_generate.setup import EngineParts
 
 _STEPS = 20
 
 
 class _Timed:
-    """The compiled kernels, with the seconds spent in each."""
+    """The compiled kernels, or a layer's halves, with the seconds spent in each call."""
 
-    def __init__(self, kernels: Any) -> None:
+    def __init__(self, kernels: Any, seconds: defaultdict[str, float]) -> None:
         self._kernels = kernels
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.seconds = seconds
 
     def __getattr__(self, name: str) -> Any:
         kernel = getattr(self._kernels, name)
@@ -41,7 +37,7 @@ def main() -> None:
     print("| | " + " | ".join(name for name, *_ in _CASES) + " |")
     print("|---" * (len(_CASES) + 1) + "|")
     columns = [_profile(dtype, at_once, top) for _, dtype, at_once, top in _CASES]
-    for name in ("linear", "attend", "rms_norm", "rotate", "score", "everything else", "step"):
+    for name in ("before", "attend", "after", "linear", "score", "everything else", "step"):
         print(f"| {name} | " + " | ".join(f"{one[name] * 1000:.2f}" for one in columns) + " |")
 
 
@@ -55,28 +51,9 @@ _CASES = (
 
 def _profile(dtype: Any, at_once: int, top: int | None) -> defaultdict[str, float]:
     """Seconds a step, by kernel, at about 100 tokens of context."""
-    parts = set_up(
-        EngineOptions(
-            model_dir=ensure("smollm2").directory,
-            served_model_name="profile",
-            dtype=dtype,
-            kv_cache_bytes=1 << 28,
-        )
-    )
-    engine = Engine(
-        parts.runner,
-        parts.scheduler,
-        metrics=EngineMetrics(),
-        deliver=lambda _: None,
-        on_death=lambda _: None,
-    )
-    for index in range(at_once):
-        engine.submit([_sequence(index, top)])
-    engine._take_commands()
-    while any(one.num_uncomputed > 1 for one in parts.scheduler.running + parts.scheduler.waiting):
-        engine.step()
+    engine, parts = decoding(dtype, at_once, msgspec.structs.replace(PLAIN, logprobs=top))
     steps = []
-    timed = _Timed(parts.loaded.kernels)
+    timed = _Timed(parts.loaded.kernels, defaultdict(float))
     for is_warm in (False, True):
         if is_warm:
             _install(parts, timed)
@@ -92,12 +69,6 @@ def _profile(dtype: Any, at_once: int, top: int | None) -> defaultdict[str, floa
     return found
 
 
-def _sequence(index: int, top: int | None) -> Sequence:
-    ids = random.Random(index).choices(range(100, 49000), k=80)
-    params = SamplingParams(temperature=0, ignore_eos=True, logprobs=top)
-    return Sequence(index, 0, ids, len(ids), len(ids) + 100, params, 0)
-
-
 def _install(parts: EngineParts, timed: _Timed) -> None:
     """Put ``timed`` wherever the engine holds the kernels."""
     holders: list[Any] = [parts.runner, parts.runner._steps, *parts.loaded.model.modules()]
@@ -105,6 +76,8 @@ def _install(parts: EngineParts, timed: _Timed) -> None:
         for name, value in list(vars(holder).items()):
             if value is parts.loaded.kernels:
                 setattr(holder, name, timed)
+            elif name == "_halves":
+                setattr(holder, name, _Timed(value, timed.seconds))
             elif value is not timed and getattr(value, "_kernels", None) is parts.loaded.kernels:
                 value._kernels = timed
 

@@ -10,12 +10,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <vector>
 
+#include "tasks.h"
 #include "vectors.h"
 
 namespace triptych {
@@ -53,14 +53,18 @@ struct Group {
   float* sums;         // [rows, value_dim]
 };
 
-// Scores with the keys of a block, into the group's columns from `at` on.
+// Scores with keys of a block, into the group's columns from `at` on. Meanwhile the same keys of
+// the block at `next` are fetched.
 template <int Rows, int Width, typename T>
-void score(const Group& group, const T* keys, int64_t dim, int64_t block, int64_t column,
-           int64_t at) {
+void score(const Group& group, const T* keys, const T* next, int64_t dim, int64_t block,
+           int64_t column, int64_t at) {
   Floats local[Rows][Width] = {};
   for (int64_t d = 0; d < dim; ++d) {
     Floats key[Width];
-    for (int v = 0; v < Width; ++v) key[v] = load(keys + d * block + column + v * kLanes);
+    for (int v = 0; v < Width; ++v) {
+      key[v] = load(keys + d * block + column + v * kLanes);
+      __builtin_prefetch(next + d * block + column + v * kLanes);
+    }
 #pragma GCC unroll 6
     for (int row = 0; row < Rows; ++row)
       for (int v = 0; v < Width; ++v) local[row][v] += group.query[d * Rows + row] * key[v];
@@ -71,16 +75,20 @@ void score(const Group& group, const T* keys, int64_t dim, int64_t block, int64_
 }
 
 // Adds a block's values from `begin` to `end`, weighed by the group's columns from `at` on.
+// Meanwhile the same values of the block at `next` are fetched.
 template <int Rows, int Width, typename T>
-void add_values(const Group& group, const T* values, int64_t begin, int64_t end, int64_t value_dim,
-                int64_t column, int64_t at) {
+void add_values(const Group& group, const T* values, const T* next, int64_t begin, int64_t end,
+                int64_t value_dim, int64_t column, int64_t at) {
   Floats local[Rows][Width];
   for (int row = 0; row < Rows; ++row)
     for (int v = 0; v < Width; ++v)
       local[row][v] = load(group.sums + row * value_dim + column + v * kLanes);
   for (int64_t key = begin; key < end; ++key) {
     Floats value[Width];
-    for (int v = 0; v < Width; ++v) value[v] = load(values + key * value_dim + column + v * kLanes);
+    for (int v = 0; v < Width; ++v) {
+      value[v] = load(values + key * value_dim + column + v * kLanes);
+      __builtin_prefetch(next + key * value_dim + column + v * kLanes);
+    }
 #pragma GCC unroll 6
     for (int row = 0; row < Rows; ++row)
       for (int v = 0; v < Width; ++v)
@@ -107,22 +115,23 @@ void add_values(const Group& group, const T* values, int64_t begin, int64_t end,
   }
 
 template <int Rows, typename T>
-void score_all(const Group& group, const T* keys, int64_t dim, int64_t block, int64_t at) {
-  for (int64_t column = 0; column < block; column += kWide * kLanes) {
-    const int64_t width = (block - column) / kLanes;
-#define CALL(ROWS, WIDTH) score<ROWS, WIDTH, T>(group, keys, dim, block, column, at)
+void score_all(const Group& group, const T* keys, const T* next, int64_t begin, int64_t end,
+               int64_t dim, int64_t block, int64_t at) {
+  for (int64_t column = begin / kLanes * kLanes; column < end; column += kWide * kLanes) {
+    const int64_t width = (end - column + kLanes - 1) / kLanes;
+#define CALL(ROWS, WIDTH) score<ROWS, WIDTH, T>(group, keys, next, dim, block, column, at)
     WIDTHS(CALL, Rows)
 #undef CALL
   }
 }
 
 template <int Rows, typename T>
-void add_all(const Group& group, const T* values, int64_t begin, int64_t end, int64_t value_dim,
-             int64_t at) {
+void add_all(const Group& group, const T* values, const T* next, int64_t begin, int64_t end,
+             int64_t value_dim, int64_t at) {
   for (int64_t column = 0; column < value_dim; column += kWide * kLanes) {
     const int64_t width = (value_dim - column) / kLanes;
 #define CALL(ROWS, WIDTH) \
-  add_values<ROWS, WIDTH, T>(group, values, begin, end, value_dim, column, at)
+  add_values<ROWS, WIDTH, T>(group, values, next, begin, end, value_dim, column, at)
     WIDTHS(CALL, Rows)
 #undef CALL
   }
@@ -188,7 +197,8 @@ struct Attention {
   const float* sinks;  // [heads] or null
   T* out;              // [rows, heads, value_dim]
 
-  void attend(const Tile& tile, int64_t kv_head) const {
+  // `after`: what is read after this tile, to be fetched in time.
+  void attend(const Tile& tile, int64_t kv_head, const T* after) const {
     const int64_t last = tile.position + tile.rows - 1;
     const int64_t earliest = first_visible(tile.position), first = earliest / pools.block;
     const int64_t blocks = last / pools.block - first + 1, width = blocks * pools.block;
@@ -209,30 +219,43 @@ struct Attention {
                         sums + row * pools.value_dim});
       lay_out(tile, kv_head * share, row, rows, query_room + row * pools.dim);
     }
+    // Positions in a block that the tile meets.
+    const auto begin = [&](int64_t block) {
+      return std::max<int64_t>(0, earliest - (first + block) * pools.block);
+    };
+    const auto end = [&](int64_t block) {
+      return std::min(pools.block, last + 1 - (first + block) * pools.block);
+    };
+    const T* values = pools.value_block(id_of(tile, first), kv_head);
     for (int64_t block = 0; block < blocks; ++block) {
       const T* keys = pools.key_block(id_of(tile, first + block), kv_head);
-      if (is_widened(groups))
-        score_groups(groups, widened(keys, pools.dim * pools.block, wide), block);
-      else
-        score_groups(groups, keys, block);
+      const T* next =
+          block + 1 < blocks ? pools.key_block(id_of(tile, first + block + 1), kv_head) : values;
+      if (is_widened(groups)) {
+        const float* floats = widened(keys, pools.dim * pools.block, wide);
+        score_groups(groups, floats, floats, block, begin(block), end(block));
+      } else {
+        score_groups(groups, keys, next, block, begin(block), end(block));
+      }
     }
     std::vector<float> totals(num_rows);
     for (int64_t row = 0; row < num_rows; ++row) {
       const int64_t position = tile.position + row % tile.rows, start = first * pools.block;
       const int64_t head = kv_head * share + row / tile.rows;
-      totals[row] = weigh(weights + row * width, width, first_visible(position) - start,
-                          position + 1 - start, scoring.softcap,
-                          sinks == nullptr ? -kInfinity : sinks[head]);
+      totals[row] =
+          weigh(weights + row * width, width, first_visible(position) - start, position + 1 - start,
+                scoring.softcap, sinks == nullptr ? -kInfinity : sinks[head]);
     }
     for (int64_t block = 0; block < blocks; ++block) {
-      const T* values = pools.value_block(id_of(tile, first + block), kv_head);
-      const int64_t start = (first + block) * pools.block;
-      const int64_t begin = std::max<int64_t>(0, earliest - start);
-      const int64_t end = std::min(pools.block, last + 1 - start);
-      if (is_widened(groups))
-        add_groups(groups, widened(values, pools.block * pools.value_dim, wide), block, begin, end);
-      else
-        add_groups(groups, values, block, begin, end);
+      const T* next =
+          block + 1 < blocks ? pools.value_block(id_of(tile, first + block + 1), kv_head) : after;
+      if (is_widened(groups)) {
+        const float* floats = widened(values, pools.block * pools.value_dim, wide);
+        add_groups(groups, floats, floats, block, begin(block), end(block));
+      } else {
+        add_groups(groups, values, next, block, begin(block), end(block));
+      }
+      values = next;
     }
     for (int64_t row = 0; row < num_rows; ++row) {
       const int64_t head = kv_head * share + row / tile.rows;
@@ -251,6 +274,10 @@ struct Attention {
     return scoring.window > 0 ? std::max<int64_t>(0, position - scoring.window + 1) : 0;
   }
 
+  const T* first_keys(const Tile& tile, int64_t kv_head) const {
+    return pools.key_block(id_of(tile, first_visible(tile.position) / pools.block), kv_head);
+  }
+
   int64_t id_of(const Tile& tile, int64_t index) const {
     return tables[tile.table * table_len + index];
   }
@@ -266,16 +293,17 @@ struct Attention {
   }
 
   template <typename K>
-  void score_groups(const std::vector<Group>& groups, const K* keys, int64_t block) const {
+  void score_groups(const std::vector<Group>& groups, const K* keys, const K* next, int64_t block,
+                    int64_t begin, int64_t end) const {
     for (const Group& group : groups)
-      ROWS_OF(group, score_all, keys, pools.dim, pools.block, block * pools.block)
+      ROWS_OF(group, score_all, keys, next, begin, end, pools.dim, pools.block, block * pools.block)
   }
 
   template <typename K>
-  void add_groups(const std::vector<Group>& groups, const K* values, int64_t block, int64_t begin,
-                  int64_t end) const {
+  void add_groups(const std::vector<Group>& groups, const K* values, const K* next, int64_t block,
+                  int64_t begin, int64_t end) const {
     for (const Group& group : groups)
-      ROWS_OF(group, add_all, values, begin, end, pools.value_dim, block * pools.block)
+      ROWS_OF(group, add_all, values, next, begin, end, pools.value_dim, block * pools.block)
   }
 };
 
@@ -283,7 +311,7 @@ template <typename T>
 void write(const Pools<T>& pools, const at::Tensor& key, const at::Tensor& value,
            const int32_t* slots, int64_t num_slots) {
   const T *from_keys = key.const_data_ptr<T>(), *from_values = value.const_data_ptr<T>();
-  at::parallel_for(0, num_slots * pools.kv_heads, 64, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, num_slots * pools.kv_heads, 8, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t row = task / pools.kv_heads, head = task % pools.kv_heads;
       const int64_t id = slots[row] / pools.block, offset = slots[row] % pools.block;
@@ -326,10 +354,12 @@ at::Tensor attend_of(const at::Tensor& query, const at::Tensor& key, const at::T
                                data};
   const Tile* tile = reinterpret_cast<const Tile*>(tiles.const_data_ptr<int32_t>());
   const int64_t tasks = tiles.size(0) * pools.kv_heads;
-  std::atomic<int64_t> next{0};
-  at::parallel_for(0, std::min<int64_t>(tasks, at::get_num_threads()), 1, [&](int64_t, int64_t) {
-    for (int64_t task; (task = next++) < tasks;)
-      attention.attend(tile[task / pools.kv_heads], task % pools.kv_heads);
+  share_tasks(tasks, [&](auto take) {
+    for (int64_t task; (task = take()) >= 0;) {
+      const int64_t after = std::min(task + 1, tasks - 1);
+      attention.attend(tile[task / pools.kv_heads], task % pools.kv_heads,
+                       attention.first_keys(tile[after / pools.kv_heads], after % pools.kv_heads));
+    }
   });
   return out;
 }

@@ -12,12 +12,14 @@
 #include <optional>
 #include <vector>
 
+#include "tasks.h"
 #include "vectors.h"
 
 namespace triptych {
 
 constexpr int kPanel = 2 * kLanes;        // output features that a packed panel holds
 constexpr int kTileRows = 12;             // rows whose accumulators fit the registers
+constexpr int64_t kTaskTiles = 8;         // tiles that one thread computes at a time
 constexpr int64_t kOwnTiles = 4;          // tiles that each thread lays out for itself
 constexpr int64_t kBlockBytes = 1 << 20;  // inputs that stay in the second-level cache
 
@@ -157,19 +159,27 @@ struct Linear {
         lay_out_tiles(x, first, split, begin, end, shared);
       });
     }
-    at::parallel_for(0, (features + kPanel - 1) / kPanel, 1, [&](int64_t begin, int64_t end) {
+    const int64_t parts = (split.tiles + kTaskTiles - 1) / kTaskTiles;
+    share_tasks((features + kPanel - 1) / kPanel * parts, [&](auto take) {
       float* inputs = is_shared ? shared : room(rows);
       if (!is_shared) lay_out_tiles(x, first, split, 0, split.tiles, inputs);
-      Floats sums[kTileRows][2];
-      for (int64_t panel = begin; panel < end; ++panel)
-        for (int64_t tile = 0; tile < split.tiles; ++tile) {
-          const int64_t start = split.start(tile);
-          multiply<T>(tile, split.tiles, split.rows(tile), inputs + start * padded_depth(),
-                      weight + panel * steps() * kStepBytes, steps(), sums);
-          for (int row = 0; row < split.rows(tile); ++row)
-            finish(sums[row], panel, first + start + row, out);
-        }
+      for (int64_t task; (task = take()) >= 0;) {
+        const int64_t panel = task / parts, part = task % parts;
+        for (int64_t tile = part * split.tiles / parts; tile < (part + 1) * split.tiles / parts;
+             ++tile)
+          run_tile(split, tile, panel, first, inputs, out);
+      }
     });
+  }
+
+  void run_tile(const Split& split, int64_t tile, int64_t panel, int64_t first, const float* inputs,
+                T* out) const {
+    Floats sums[kTileRows][2];
+    const int64_t start = split.start(tile);
+    multiply<T>(tile, split.tiles, split.rows(tile), inputs + start * padded_depth(),
+                weight + panel * steps() * kStepBytes, steps(), sums);
+    for (int row = 0; row < split.rows(tile); ++row)
+      finish(sums[row], panel, first + start + row, out);
   }
 
   // This thread's memory for the inputs of `rows`.

@@ -43,6 +43,20 @@ def test_linear_adds_bias_and_residual(
         assert torch.equal(part, whole[:num_rows])
 
 
+@pytest.mark.parametrize("rows", [1, 16, 97, 230])
+def test_linear_gives_the_same_bits_by_any_number_of_threads(kernels: Kernels, rows: int) -> None:
+    x, packed = torch.randn(rows, 70), kernels.pack_weight(torch.randn(200, 70))
+    alone = kernels.linear(x, packed, None, None, 200, False)
+    num_threads = torch.get_num_threads()
+    try:
+        for threads in (2, 3, 8):
+            torch.set_num_threads(threads)
+            for _ in range(20):
+                assert torch.equal(kernels.linear(x, packed, None, None, 200, False), alone)
+    finally:
+        torch.set_num_threads(num_threads)
+
+
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_gated_linear_is_silu_of_gates_times_values(kernels: Kernels, dtype: torch.dtype) -> None:
     x = (torch.randn(20, 40) * 0.3).to(dtype)
