@@ -92,6 +92,25 @@ def test_choices_are_held_exactly(choices: list[str], data: st.DataObject) -> No
         (StructuredOutputs(regex="(?=a)b"), "regex", "Lookahead"),
         (StructuredOutputs(grammar='root ::= "a" b'), "grammar", 'column 14: Rule "b"'),
         (StructuredOutputs(json={"$ref": "#/$defs/x"}), "json", "Cannot find"),
+        (StructuredOutputs(structural_tag='{"type": "none"}'), "structural_tag", "type"),
+        (
+            StructuredOutputs(
+                structural_tag=json.dumps(
+                    {
+                        "type": "structural_tag",
+                        "format": {
+                            "type": "json_schema",
+                            "json_schema": {
+                                "$comment": "tools[1].function.parameters",
+                                "properties": {"a": {"minimum": 2, "maximum": 1}},
+                            },
+                        },
+                    }
+                )
+            ),
+            "tools[1].function.parameters.properties.a",
+            "empty range",
+        ),
         (
             StructuredOutputs(
                 json={"properties": {"a/b": {"items": {"minimum": 2, "maximum": 1}}}}
@@ -111,6 +130,6 @@ def test_grammar_that_cannot_be_compiled_says_where(
 ) -> None:
     with pytest.raises(GrammarError) as error:
         compile_grammar(COMPILER, outputs)
-    assert error.value.where == where
+    assert error.value.where.removeprefix("sampling_params.structured_outputs.") == where
     assert says in error.value.message
     assert "/project/" not in error.value.message
