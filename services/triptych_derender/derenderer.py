@@ -281,7 +281,7 @@ class Derenderer:
         if spec.echo and prompt_token_ids is None:
             raise InvalidRequestError("echo needs prompt_token_ids", param="prompt_token_ids")
         rules = self._text_rules(spec)
-        start = None if has_begun else split_start(rules, spec, self.family, prompt_token_ids)
+        start = None if has_begun else split_start(rules, self.family, prompt_token_ids)
         return PromptRules(
             text=rules,
             num_choices=num_choices,

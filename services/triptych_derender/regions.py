@@ -5,13 +5,14 @@ state in a small form, so that the work per token and the state do not grow with
 imported only where a template is used, because transformers takes most of a second to import.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from copy import copy
 from typing import Any
 
 from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
+from triptych_derender.json_strings import StringState, hide_strings
 from triptych_derender.spans import RegionState, Span
 from triptych_derender.text_stream import characters
 
@@ -24,9 +25,10 @@ MAX_PENDING = 512
 class RegionReader:
     """Reads texts by one template."""
 
-    def __init__(self, template: ResponseTemplate) -> None:
+    def __init__(self, template: ResponseTemplate, json_fields: Set[str] = frozenset()) -> None:
+        """``json_fields``: regions of JSON, which do not end inside a string."""
         self.start_anchor = template.start_anchor_re
-        self._fresh = _Regions(template)
+        self._fresh = _Regions(template, json_fields)
 
     def read(
         self, state: RegionState, text: str, *, is_end: bool
@@ -46,11 +48,13 @@ class _Regions(ResponseParser):  # type: ignore[misc]  # transformers has no typ
     """A ResponseParser that notes spans and parses no values.
 
     The three methods that it calls for text, opens and closes are replaced; each is called when
-    ``_pos`` is the end of what was used, but ``_accumulate``, whose text begins there.
+    ``_pos`` is the end of what was used, but ``_accumulate``, whose text begins there. The one that
+    looks for delimiters does not see what is inside strings of JSON.
     """
 
-    def __init__(self, template: ResponseTemplate) -> None:
+    def __init__(self, template: ResponseTemplate, json_fields: Set[str]) -> None:
         super().__init__(template, prefix="")
+        self._json_fields = json_fields
         is_literal = all(
             (field.open_re is None or field.open_literals)
             and (field.close_re is None or field.close_literals)
@@ -64,6 +68,7 @@ class _Regions(ResponseParser):  # type: ignore[misc]  # transformers has no typ
         self._buffer = state.context
         self._pos = self._used = len(state.context)
         self._opened = state.is_open
+        self._string: StringState = state.string
         if state.field is not None:
             self._current = state.field
 
@@ -73,6 +78,7 @@ class _Regions(ResponseParser):  # type: ignore[misc]  # transformers has no typ
             field=self._current if is_explicit else None,
             is_open=self._opened,
             context=characters(self._buffer[max(0, self._pos - _CONTEXT_LEN) : self._pos]),
+            string=self._string,
         )
 
     def read(self, text: str, *, is_end: bool) -> None:
@@ -94,7 +100,20 @@ class _Regions(ResponseParser):  # type: ignore[misc]  # transformers has no typ
             yield text[start:end]
             start = end
 
+    def _scan(self, watch: Any, eos: bool) -> Any:
+        if self._current not in self._json_fields:
+            return super()._scan(watch, eos)
+        text = self._buffer
+        shown, _ = hide_strings(text[self._pos :], self._string)
+        self._buffer = text[: self._pos] + shown
+        try:
+            return super()._scan(watch, eos)
+        finally:
+            self._buffer = text
+
     def _accumulate(self, events: list[Any], text: str) -> None:
+        if self._current in self._json_fields:
+            _, self._string = hide_strings(text, self._string)
         if text:
             self._note("text", self._pos + len(text))
             self._opened = self._opened or self._current is not None
@@ -105,7 +124,7 @@ class _Regions(ResponseParser):  # type: ignore[misc]  # transformers has no typ
             # it closed because this one opens: the delimiter is the opening one's
             self._used -= len(last.text)
             last.text = ""
-        self._current, self._opened = field.name, True
+        self._current, self._opened, self._string = field.name, True, ""
         captures = {key: value for key, value in match.groupdict().items() if value is not None}
         self._note("open", self._pos, captures)
 

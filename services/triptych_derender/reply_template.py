@@ -39,20 +39,23 @@ class ReplyTemplate:
                 for name, field in self._fields.items()
                 if family.channel(name) != "tool_calls"
             }
-            self._with_calls = RegionReader(load_response_template(spec))
+            self._forms = {
+                name: _call_form(field) for name, field in self._fields.items() if name not in texts
+            }
+            json_fields = {name for name, form in self._forms.items() if form is not None}
+            self._with_calls = RegionReader(load_response_template(spec), json_fields)
             self._without_calls = RegionReader(load_response_template({**spec, "fields": texts}))
             self._wholes = {
                 name: load_response_template(
                     {**spec, "fields": {name: {**field, "optional": True}}}
                 )
                 for name, field in self._fields.items()
-                if name not in texts
+                if name in self._forms
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(
                 f"response template {family.name}: {error} (--response-template none does without)"
             ) from error
-        self._forms = {name: _call_form(self._fields[name]) for name in self._wholes}
 
     def read(
         self, state: RegionState, text: str, *, is_end: bool, with_calls: bool

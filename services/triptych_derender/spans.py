@@ -5,18 +5,21 @@ from typing import Literal
 
 import msgspec
 
+from triptych_derender.json_strings import StringState
+
 
 class RegionState(msgspec.Struct, array_like=True):
     """Where in a template an output is.
 
     ``field``: the region that a tag opened; None outside of one, where the template's leftover
     field takes the text. ``is_open``: the region has begun. ``context``: the last characters that
-    are read, for patterns that look behind.
+    are read, for patterns that look behind. ``string``: see ``json_strings``, of a region of JSON.
     """
 
     field: str | None = None
     is_open: bool = False
     context: str = ""
+    string: StringState = ""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
 """What a prompt already says of its answer: a tag that it opens, or text to be continued."""
 
-from triptych.reply import ReplySpec
-from triptych.response_template import Channel, ResponseFamily, forced_call
+from triptych.response_template import Channel, ResponseFamily
 from triptych_derender.choice import TextRules
 from triptych_derender.lanes import Entry
 from triptych_derender.split_state import CallDelta, SplitState
@@ -13,10 +12,7 @@ _FIRST_WINDOW = 64
 
 
 def split_start(
-    rules: TextRules,
-    spec: ReplySpec,
-    family: ResponseFamily | None,
-    prompt_ids: list[int] | None,
+    rules: TextRules, family: ResponseFamily | None, prompt_ids: list[int] | None
 ) -> SplitState | None:
     """The state before the first token; None where nothing is split.
 
@@ -24,9 +20,8 @@ def split_start(
     """
     if rules.split is None or family is None:
         return None
-    if prompt_ids is None:
-        prefix = (family.prefix + forced_call(family, spec, family.prefix)).encode()
-    else:
+    prefix = family.prefix.encode()
+    if prompt_ids is not None:
         prefix = _answer_in_prompt(rules, prompt_ids)
     queue = TokenQueue(rules.table, lead=prefix, entries=(), is_skipped=lambda entry: False)
     splitter = Splitter(SplitState(), rules.split, queue, _Nowhere())

@@ -15,14 +15,18 @@ from typing import Any
 import msgspec
 
 from triptych.json_schema import join_path, prepared, subschemas
-from triptych.structured import kind_of, schema_of
+from triptych.structured import kind_of, prepared_tag, schema_of
 from triptych.wire import StructuredOutputs
 
 _RAW_VOCABULARY = 0
+_PARAM = "sampling_params.structured_outputs"
 #: Time of day, source file and checked expression in front of a message of the library.
 _NOISE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?")
 _MESSAGE_CHARS = 300
 _ANY_OBJECT = {"type": "object"}
+#: A character of a string as xgrammar writes it where lengths are bounded, and as JSON has it.
+_CHARS_OF_BOUNDED = r"[^\"\\\r\n]"
+_CHARS_IN_JSON = r"[^\0-\x1f\"\\]"
 
 
 class MissingLibraryError(Exception):
@@ -30,7 +34,7 @@ class MissingLibraryError(Exception):
 
 
 class GrammarError(Exception):
-    """A grammar that cannot be compiled. ``where`` is the place below ``structured_outputs``."""
+    """A grammar that cannot be compiled. ``where`` is the place in the request."""
 
     def __init__(self, message: str, where: str) -> None:
         super().__init__(message)
@@ -99,11 +103,7 @@ def compile_grammar(compiler: Any, outputs: StructuredOutputs) -> Any:
     try:
         return compiler.compile_grammar_ebnf(_grammar(kind, outputs))
     except RuntimeError as error:
-        where = kind
-        if kind == "json":
-            schema = prepared(schema_of(outputs, kind), kind)
-            where = join_path(kind, _failing_keys(schema, not outputs.disable_any_whitespace))
-        raise GrammarError(_plain(error), where) from error
+        raise GrammarError(_plain(error), _failing_place(kind, outputs)) from error
 
 
 def _grammar(kind: str, outputs: StructuredOutputs) -> Any:
@@ -115,6 +115,9 @@ def _grammar(kind: str, outputs: StructuredOutputs) -> Any:
         return _json_grammar(_ANY_OBJECT, any_whitespace=any_whitespace)
     if kind == "regex":
         return native().Grammar.from_regex(outputs.regex, False)
+    if kind == "structural_tag":
+        tag, _ = prepared_tag(outputs, kind)
+        return _escaped(native().Grammar.from_structural_tag(msgspec.json.encode(tag).decode()))
     if kind == "choice":
         return native().Grammar.from_ebnf(choice_ebnf(outputs.choice or []), "root")
     return native().Grammar.from_ebnf(outputs.grammar, "root")
@@ -133,7 +136,7 @@ def _json_grammar(schema: Any, *, any_whitespace: bool) -> Any:
     text = msgspec.json.encode(schema).decode()
     indent = separators = max_whitespace = None
     is_strict = is_printed = is_any_order = False
-    return native().Grammar.from_json_schema(
+    made = native().Grammar.from_json_schema(
         text,
         any_whitespace,
         indent,
@@ -143,9 +146,37 @@ def _json_grammar(schema: Any, *, any_whitespace: bool) -> Any:
         is_printed,
         is_any_order,
     )
+    return _escaped(made)
 
 
-def _failing_keys(schema: Any, any_whitespace: bool) -> tuple[str, ...]:
+def _escaped(grammar: Any) -> Any:
+    """``grammar`` with the control characters that JSON escapes kept out of all its strings.
+
+    xgrammar lets them pass in strings whose length is bounded.
+    """
+    text = grammar.to_string()
+    if _CHARS_OF_BOUNDED not in text:
+        return grammar
+    return native().Grammar.from_ebnf(text.replace(_CHARS_OF_BOUNDED, _CHARS_IN_JSON), "root")
+
+
+def _failing_place(kind: str, outputs: StructuredOutputs) -> str:
+    """The smallest part that fails alone, or all of it."""
+    path = f"{_PARAM}.{kind}"
+    schemas: list[tuple[str, Any]] = []
+    if kind == "json":
+        schemas = [(path, prepared(schema_of(outputs, kind), kind))]
+    elif kind == "structural_tag":
+        _, schemas = prepared_tag(outputs, path)
+    for place, schema in schemas:
+        try:
+            _json_grammar(schema, any_whitespace=True)
+        except RuntimeError:
+            return join_path(place, _failing_keys(schema))
+    return path
+
+
+def _failing_keys(schema: Any) -> tuple[str, ...]:
     """Where the smallest part lies that fails alone; a ``$ref`` at the top selects a part."""
     keys: tuple[str, ...] = ()
     part = schema
@@ -153,7 +184,7 @@ def _failing_keys(schema: Any, any_whitespace: bool) -> tuple[str, ...]:
         for more, each in subschemas(part):
             pointer = "/".join(key.replace("~", "~0").replace("/", "~1") for key in keys + more)
             try:
-                _json_grammar({**schema, "$ref": f"#/{pointer}"}, any_whitespace=any_whitespace)
+                _json_grammar({**schema, "$ref": f"#/{pointer}"}, any_whitespace=True)
             except RuntimeError:
                 keys, part = keys + more, each
                 break

@@ -25,6 +25,7 @@ from triptych_generate.trials import Trials
 
 _PARAM = "sampling_params.structured_outputs"
 _MAX_FINGERPRINT_CHARS = 128
+_NO_TEXT = b"\xff"
 
 
 @dataclass(slots=True)
@@ -126,7 +127,9 @@ class GrammarStore:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _keep(self, vocabulary: Vocabulary) -> None:
-        tokens = self._model_tokens(vocabulary.tokens)
+        tokens = model_tokens(
+            vocabulary.tokens, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids
+        )
         compiler = await self._in_executor(lambda: make_compiler(tokens))
         trials = Trials(
             tokens,
@@ -190,17 +193,24 @@ class GrammarStore:
         while num_bytes > self._limits.max_cached_bytes or len(cache) > self._limits.max_cached:
             num_bytes -= cache.popitem(last=False)[1][1]
 
-    def _model_tokens(self, tokens: list[bytes]) -> list[bytes]:
-        """One token per logit: ids that the tokenizer lacks, and EOS, have no bytes."""
-        fitted = tokens[: self._vocab_size]
-        fitted += [b""] * (self._vocab_size - len(fitted))
-        for token_id in self._eos_token_ids:
-            if token_id < self._vocab_size:
-                fitted[token_id] = b""
-        return fitted
-
     async def _in_executor(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def model_tokens(
+    tokens: list[bytes], *, vocab_size: int, eos_token_ids: frozenset[int]
+) -> list[bytes]:
+    """One token per logit: ids that the tokenizer lacks, and EOS, have no bytes.
+
+    Special tokens, which come without bytes, get some that no text has: xgrammar never allows a
+    token without bytes, not even where a grammar names its id.
+    """
+    fitted = [token or _NO_TEXT for token in tokens[:vocab_size]]
+    fitted += [b""] * (vocab_size - len(fitted))
+    for token_id in eos_token_ids:
+        if token_id < vocab_size:
+            fitted[token_id] = b""
+    return fitted
 
 
 def _unless_refused(made: Any) -> Any:

@@ -1,6 +1,7 @@
 """Text to ids and back through tokenizer.json, without transformers' tokenizer classes."""
 
 import hashlib
+import re
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -21,6 +22,10 @@ class Encoder:
         self.vocab_size = 1 + max(vocab.values(), default=-1)
         self.max_token_chars = max(map(len, vocab), default=1)
         self._leading_ids = self._find_leading_ids()
+        added = tokenizer.get_added_tokens_decoder()
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
+        longest_first = sorted(map(re.escape, self._added_ids), key=len, reverse=True)
+        self._added = re.compile("|".join(longest_first) or r"\b\B")
 
     @classmethod
     def from_file(cls, path: Path) -> "Encoder":
@@ -65,6 +70,15 @@ class Encoder:
         if add_special_tokens and leading and ids[: 2 * len(leading)] == leading * 2:
             return ids[len(leading) :]
         return ids
+
+    def split_at_added(self, text: str) -> list[str | int]:
+        """``text`` in parts: the ids of the added tokens in it, and the text between them."""
+        parts: list[str | int] = []
+        position = 0
+        for found in self._added.finditer(text):
+            parts += [text[position : found.start()], self._added_ids[found[0]]]
+            position = found.end()
+        return [part for part in [*parts, text[position:]] if part != ""]
 
     def decode(self, ids: list[int]) -> str:
         """The text of ``ids``, special tokens included; ids without a token give none."""

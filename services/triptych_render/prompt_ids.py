@@ -1,6 +1,6 @@
 """Messages and texts to prompt ids: picks the template, renders, bounds the text, encodes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import jinja2
@@ -37,21 +37,21 @@ class PromptBuilder:
 
         self._compile_template = compile_template
 
-    def chat_ids(
-        self, request: ChatPrompt, answer_start: Callable[[str], str] = lambda prompt: ""
-    ) -> list[int]:
-        """The ids of a chat; only the template writes special tokens unless the request says so.
-
-        ``answer_start`` says what follows the prompt's text: the start of a required tool call.
+    def chat_text(self, request: ChatPrompt) -> str:
+        """A chat as the template writes it.
 
         Raises:
             InvalidRequestError: no template, one that refuses, options that exclude each other.
-            ContextLengthError: a text that cannot fit.
         """
         options = _options(request)
-        template = self._pick_template(request)
-        text = template.render(request.messages, options)
-        text += answer_start(text)
+        return self._pick_template(request).render(request.messages, options)
+
+    def chat_text_ids(self, request: ChatPrompt, text: str) -> list[int]:
+        """The ids of a chat; only the template writes special tokens unless the request says so.
+
+        Raises:
+            ContextLengthError: a text that cannot fit.
+        """
         return self.text_ids(text, "messages", add_special_tokens=request.add_special_tokens)
 
     def text_ids(self, text: str, path: str, *, add_special_tokens: bool) -> list[int]:

@@ -8,9 +8,9 @@ import jinja2
 import msgspec
 
 from triptych.errors import InvalidRequestError, ModelNotFoundError, SetupError
-from triptych.reply import Rendered, ReplySpec, chat_reply_spec, completion_reply_spec
+from triptych.reply import Rendered, chat_reply_spec, completion_reply_spec
 from triptych.request_ids import prefixed_id
-from triptych.response_template import ResponseFamily, find_family, forced_call
+from triptych.response_template import ResponseFamily, find_family
 from triptych.sampling import Limits
 from triptych.wire import GenerateRequest, SamplingParams, StreamOptions
 from triptych_render.answers import (
@@ -33,7 +33,7 @@ from triptych_render.prompt_ids import PromptBuilder
 from triptych_render.sampling import chat_sampling, completion_sampling, fit_to_prompt
 from triptych_render.shared_fields import SharedFields
 from triptych_render.template import ChatTemplate
-from triptych_render.tools import check_tools
+from triptych_render.tools import ToolChoices
 from triptych_render.unsupported import (
     CHAT_UNSUPPORTED,
     COMPLETION_UNSUPPORTED,
@@ -67,6 +67,7 @@ class Renderer:
         self.model = model
         self._family = family
         self._encoder = encoder
+        self._tool_choices = ToolChoices(family, encoder)
         self._templates = templates
         self._limits = limits
         self._special_tokens = special_tokens
@@ -141,8 +142,11 @@ class Renderer:
             tokenizer_fingerprint=self._encoder.fingerprint,
             response_template="none" if self._family is None else self._family.name,
         )
-        check_tools(request, spec, self._family)
-        token_ids = self._prompts.chat_ids(request, lambda prompt: self._forced_call(spec, prompt))
+        self._tool_choices.check(request, spec)
+        prompt = self._prompts.chat_text(request)
+        token_ids = self._prompts.chat_text_ids(request, prompt)
+        if calls := self._tool_choices.held(request, spec, prompt):
+            params = msgspec.structs.replace(params, structured_outputs=calls)
         made = self._generate_request(
             request,
             token_ids,
@@ -186,7 +190,7 @@ class Renderer:
         request = validate(fields, TokenizeChat) if is_chat else validate(fields, TokenizePrompt)
         self._check_model(request.model)
         if isinstance(request, TokenizeChat):
-            token_ids = self._prompts.chat_ids(request)
+            token_ids = self._prompts.chat_text_ids(request, self._prompts.chat_text(request))
         else:
             token_ids = self._prompts.text_ids(
                 request.prompt, "prompt", add_special_tokens=request.add_special_tokens
@@ -255,9 +259,6 @@ class Renderer:
                 f"The model `{asked[:100]}` does not exist; this server has `{self.model}`",
                 param="model",
             )
-
-    def _forced_call(self, spec: ReplySpec, prompt: str) -> str:
-        return "" if self._family is None else forced_call(self._family, spec, prompt)
 
     def _prompt_ids(
         self, prompt: str | list[int], path: str, request: CompletionRequest

@@ -92,6 +92,11 @@ def _of_response_format(given: ResponseFormat) -> StructuredOutputs:
 
 
 def _of_structured_outputs(given: dict[str, Any]) -> StructuredOutputs:
+    if given.get("structural_tag") is not None:
+        raise InvalidRequestError(
+            "structured_outputs.structural_tag is not supported: leave it out",
+            param="structured_outputs.structural_tag",
+        )
     set_fields = {name: value for name, value in given.items() if value is not None}
     try:
         return msgspec.convert(set_fields, StructuredOutputs)

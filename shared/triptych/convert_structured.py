@@ -25,6 +25,8 @@ def structured_to_proto(
         message.grammar = outputs.grammar
     elif outputs.json_object:
         message.json_object = True
+    elif outputs.structural_tag is not None:
+        message.structural_tag = outputs.structural_tag
     return message
 
 
@@ -37,8 +39,8 @@ def structured_from_proto(message: generate_pb2.StructuredOutputs) -> Structured
     kind = message.WhichOneof("kind")
     if kind is None:
         raise InvalidRequestError(
-            "structured_outputs is empty; one of json, regex, choice, grammar and json_object is "
-            "needed",
+            "structured_outputs is empty; one of json, regex, choice, grammar, json_object and "
+            "structural_tag is needed",
             param="sampling_params.structured_outputs",
         )
     value: Any = list(message.choice.texts) if kind == "choice" else getattr(message, kind)

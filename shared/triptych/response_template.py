@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from triptych.errors import InvalidRequestError, SetupError
-from triptych.reply import ReplySpec
+from triptych.errors import SetupError
 
 #: The parts of a chat answer. ``markup``: tags, stop tokens, white space that was stripped.
 Channel = Literal["content", "reasoning_content", "tool_calls", "markup"]
@@ -27,14 +26,26 @@ _KNOWN_FIELDS: dict[str, Channel] = {
 _FOLDER = Path(__file__).parent / "response_templates"
 
 
-class CallPrefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What render adds to a prompt so that the answer begins as a tool call.
+class ReasoningSyntax(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands around reasoning that comes before a call, white space after it included."""
 
-    ``required``: of any function. ``named``: of the one whose name replaces ``{name}``.
+    open: str
+    close: str
+
+
+class CallSyntax(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an answer that has to be calls is written.
+
+    ``call``: one call, where ``{name}`` and ``{arguments}`` stand for the function's name and the
+    JSON object of its arguments. ``separator``: between calls; None = an answer holds one at most.
+    ``begin`` and ``end``: around all of them. ``reasoning``: of a family that thinks first.
     """
 
-    required: str
-    named: str
+    call: str
+    separator: str | None = None
+    begin: str = ""
+    end: str = ""
+    reasoning: ReasoningSyntax | None = None
 
 
 class ResponseFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +54,7 @@ class ResponseFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``detect``: added tokens that all models of the family have, for ``auto``; empty = never.
     ``prefix``: how its prompts begin the answer, where a caller does not give the prompt.
     ``channels``: of fields whose name is none of the usual ones.
+    ``call_syntax``: None where an answer cannot be held to be calls.
     ``call_id_chars``: length of tool call ids where the chat template insists on one.
     """
 
@@ -51,7 +63,7 @@ class ResponseFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detect: list[str] = []
     prefix: str = ""
     channels: dict[str, Channel] = {}
-    call_prefix: CallPrefix | None = None
+    call_syntax: CallSyntax | None = None
     call_id_chars: int | None = None
     name: str = ""
 
@@ -62,6 +74,17 @@ class ResponseFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def has_calls(self) -> bool:
         fields = self.response_template.get("fields", {})
         return any(self.channel(field) == "tool_calls" for field in fields)
+
+    @property
+    def reasoning_ends(self) -> list[str]:
+        """Literals that end the reasoning channel."""
+        fields = self.response_template.get("fields", {})
+        ends = [
+            field.get("close")
+            for name, field in fields.items()
+            if self.channel(name) == "reasoning_content"
+        ]
+        return [text for end in ends for text in ([end] if isinstance(end, str) else end or [])]
 
 
 def family_names() -> list[str]:
@@ -78,7 +101,15 @@ def read_family(path: Path) -> ResponseFamily:
         family = msgspec.json.decode(path.read_bytes(), type=ResponseFamily)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise SetupError(f"response template {path}: {error}") from error
+    if family.call_syntax is not None:
+        _check_syntax(family.call_syntax, path)
     return msgspec.structs.replace(family, name=path.stem)
+
+
+def _check_syntax(syntax: CallSyntax, path: Path) -> None:
+    for part in ("{name}", "{arguments}"):
+        if syntax.call.count(part) != 1:
+            raise SetupError(f"response template {path}: call_syntax.call must hold {part} once")
 
 
 def find_family(choice: str, directory: Path) -> ResponseFamily | None:
@@ -147,33 +178,3 @@ def _read_object(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise SetupError(f"{path} is not valid JSON: {error}") from error
     return content if isinstance(content, dict) else {}
-
-
-def forced_call(family: ResponseFamily, spec: ReplySpec, prompt: str) -> str:
-    """What follows ``prompt`` so that the answer is a tool call; nothing where it need not be.
-
-    Reasoning that the prompt opens is closed first: a call cannot begin inside.
-
-    Raises:
-        InvalidRequestError: the family has no such text.
-    """
-    if spec.tool_choice != "required":
-        return ""
-    if family.call_prefix is None:
-        raise InvalidRequestError(
-            f"tool_choice can be none or auto here: response template {family.name} has no prefix "
-            f"that makes an answer a call",
-            param="tool_choice",
-        )
-    prefix = family.call_prefix.required
-    if spec.tool_name is not None:
-        prefix = family.call_prefix.named.replace("{name}", spec.tool_name)
-    return _end_of_reasoning(family, prompt) + prefix
-
-
-def _end_of_reasoning(family: ResponseFamily, prompt: str) -> str:
-    for name, field in family.response_template["fields"].items():
-        is_reasoning = family.channel(name) == "reasoning_content"
-        if is_reasoning and "open" in field and prompt.rstrip().endswith(field["open"]):
-            return f"{field['close']}\n\n"
-    return ""

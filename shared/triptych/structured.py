@@ -13,8 +13,8 @@ from triptych.wire import StructuredOutputs, Vocabulary
 
 #: Characters of a schema, pattern, grammar, or of all choices together.
 MAX_CHARS = 128 * 1024
-KINDS = ("json", "regex", "choice", "grammar", "json_object")
-_UNSERVED = ("disable_additional_properties", "whitespace_pattern", "structural_tag")
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_UNSERVED = ("disable_additional_properties", "whitespace_pattern")
 
 
 def check_structured(
@@ -47,6 +47,8 @@ def check_structured(
         )
     if kind == "json":
         prepared(schema_of(outputs, where), where)
+    if kind == "structural_tag":
+        prepared_tag(outputs, where)
 
 
 def kind_of(outputs: StructuredOutputs, path: str) -> str:
@@ -83,6 +85,42 @@ def schema_of(outputs: StructuredOutputs, path: str) -> Any:
         return msgspec.json.decode(outputs.json)
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"{path} is not valid JSON: {error}", param=path) from error
+
+
+def prepared_tag(outputs: StructuredOutputs, path: str) -> tuple[Any, list[tuple[str, Any]]]:
+    """The structural tag as decoded JSON with its schemas prepared; and these, with their places.
+
+    A schema's place is its ``$comment``, where it has one: render notes there which part of the
+    request it comes from.
+
+    Raises:
+        InvalidRequestError: it is not JSON, or a schema in it would not be held.
+    """
+    schemas: list[tuple[str, Any]] = []
+    try:
+        tag = msgspec.json.decode(outputs.structural_tag or "")
+        return _with_prepared_schemas(tag, path, schemas), schemas
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"{path} is not valid JSON: {error}", param=path) from error
+
+
+def _with_prepared_schemas(part: Any, path: str, schemas: list[tuple[str, Any]]) -> Any:
+    if isinstance(part, list):
+        return [_with_prepared_schemas(each, path, schemas) for each in part]
+    if not isinstance(part, dict):
+        return part
+    made = {
+        key: _with_prepared_schemas(value, path, schemas)
+        for key, value in part.items()
+        if key != "json_schema"
+    }
+    if "json_schema" in part:
+        schema = part["json_schema"]
+        comment = schema.get("$comment") if isinstance(schema, dict) else None
+        place = comment if isinstance(comment, str) else path
+        made["json_schema"] = prepared(schema, place)
+        schemas.append((place, made["json_schema"]))
+    return made
 
 
 def make_vocabulary(fingerprint: str, tokens: list[bytes]) -> Vocabulary:

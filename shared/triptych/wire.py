@@ -25,11 +25,12 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the whole output must match: one of ``json`` to ``json_object``.
+    """What the whole output must match: one of ``json`` to ``structural_tag``.
 
     Names and shapes are vLLM's. ``json`` is a JSON schema (JSON text, or the object itself),
-    ``grammar`` EBNF in GBNF's notation whose first rule is ``root``. The last three exist to be
-    refused by name.
+    ``grammar`` EBNF in GBNF's notation whose first rule is ``root``. ``structural_tag`` is JSON
+    text in xgrammar's form; render writes it for tool calls that a request requires. The last two
+    exist to be refused by name.
     """
 
     json: str | dict[str, Any] | None = None
@@ -37,10 +38,10 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
-    structural_tag: str | None = None
 
 
 class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):

@@ -173,32 +173,27 @@ async def test_parallel_tool_calls_false_shows_one_call(stack: Scripted) -> None
 
 
 @pytest.mark.parametrize(
-    ("choice", "script", "prompt_end"),
-    [
-        (
-            {"type": "function", "function": {"name": "get_time"}},
-            '"city": "Paris"}}\n</tool_call><|im_end|>',
-            '<tool_call>\n{"name": "get_time", "arguments": {',
-        ),
-        (
-            "required",
-            'get_time", "arguments": {"city": "Paris"}}\n</tool_call><|im_end|>',
-            '<tool_call>\n{"name": "',
-        ),
-    ],
+    "choice", [{"type": "function", "function": {"name": "get_time"}}, "required"]
 )
-async def test_a_required_call_is_begun_in_the_prompt(
-    texts: TextPanels, choice: Any, script: str, prompt_end: str
+async def test_a_required_call_is_held_by_grammar_after_the_usual_prompt(
+    texts: TextPanels, choice: Any
 ) -> None:
+    script = (
+        "<think>\nHm.\n</think>\n\n"
+        '<tool_call>\n{"name": "get_time", "arguments": {"city": "Paris"}}\n</tool_call><|im_end|>'
+    )
     generate = ScriptedGenerate(encoded(texts.model_dir, script))
     async with scripted_stack(texts, generate) as stack:
         reply, _ = await streamed(stack, tool_choice=choice)
+        await streamed(stack)
     assert reply.named_calls() == [("get_time", {"city": "Paris"})]
-    assert (reply.content, reply.reasoning, reply.finish[0][0]) == ("", "", "tool_calls")
-    prompt = generate.requests[0].token_ids
-    assert prompt[-len(encoded(texts.model_dir, prompt_end)) :] == encoded(
-        texts.model_dir, prompt_end
-    )
+    assert (reply.content, reply.reasoning, reply.finish[0][0]) == ("", "Hm.", "tool_calls")
+    required, free = generate.requests
+    assert required.token_ids == free.token_ids
+    outputs = required.sampling_params.structured_outputs
+    assert outputs is not None
+    assert "get_time" in str(outputs.structural_tag)
+    assert free.sampling_params.structured_outputs is None
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ class StructuredOutputs(_message.Message):
     CHOICE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
     DISABLE_ANY_WHITESPACE_FIELD_NUMBER: _builtins.int
     json: _builtins.str
     """a JSON schema, as JSON"""
@@ -135,6 +136,8 @@ class StructuredOutputs(_message.Message):
     """EBNF in GBNF's notation, whose first rule is `root`"""
     json_object: _builtins.bool
     """true: any JSON object"""
+    structural_tag: _builtins.str
+    """xgrammar's, as JSON: how render writes required tool calls"""
     disable_any_whitespace: _builtins.bool
     """JSON in one line, with one space after comma and colon"""
     @_builtins.property
@@ -149,13 +152,14 @@ class StructuredOutputs(_message.Message):
         choice: Global___Choices | None = ...,
         grammar: _builtins.str = ...,
         json_object: _builtins.bool = ...,
+        structural_tag: _builtins.str = ...,
         disable_any_whitespace: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json", b"json", "json_object", b"json_object", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json", b"json", "json_object", b"json_object", "kind", b"kind", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "disable_any_whitespace", b"disable_any_whitespace", "grammar", b"grammar", "json", b"json", "json_object", b"json_object", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "disable_any_whitespace", b"disable_any_whitespace", "grammar", b"grammar", "json", b"json", "json_object", b"json_object", "kind", b"kind", "regex", b"regex", "structural_tag", b"structural_tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json", "regex", "choice", "grammar", "json_object"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

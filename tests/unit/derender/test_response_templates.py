@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from triptych.errors import SetupError
@@ -156,6 +155,10 @@ def test_auto_takes_the_tokenizers_own_template_first(tmp_path: Path) -> None:
         ("broken.json", '{"description": "x"}'),
         ("broken.json", '{"description": "x", "response_template": {}}'),
         ("broken.json", '{"description": "x", "response_template": {"fields": {"content": {}}}}'),
+        (
+            "broken.json",
+            '{"description": "x", "response_template": {}, "call_syntax": {"call": "{name}"}}',
+        ),
         ("missing.json", None),
     ],
 )
@@ -167,42 +170,6 @@ def test_a_template_that_cannot_be_used_is_said_at_start(
         Path(choice).write_text(content)
     with pytest.raises(SetupError, match="response template"):
         derenderer_of(choice)
-
-
-@pytest.mark.parametrize("family", family_names())
-def test_a_call_that_the_prompt_began_is_read_to_its_end(family: str) -> None:
-    """What render adds for a named tool, by hand without the prompt and with it."""
-    found = find_family(family, Path())
-    assert found is not None
-    if found.call_prefix is None:
-        return
-    named = {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}
-    is_escaped = family == "functiongemma"
-    rest = "city:<escape>Paris<escape>}" if is_escaped else '"city": "Paris"}'
-    closing = {
-        "functiongemma": "<end_function_call>",
-        "deepseek-r1": "\n```<\uff5ctool▁call▁end\uff5c>",
-    }
-    is_object = "{name}" in found.call_prefix.named.partition('"name"')[2]
-    output = rest + "}" * is_object + "]" * (family == "mistral") + closing.get(family, "")
-    given = answered([*tokens(output, is_long=False), EOS_ID], "stop")
-    unknown = msgspec.structs.replace(given, prompt_token_ids=None)
-    prompts = {
-        "deepseek-r1": "<\uff5cAssistant\uff5c><think>\n</think>\n\n",
-        "llama3": "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "mistral": "[/INST]",
-        "mistral-args": "[/INST]",
-        "gpt-oss": "<|start|>assistant",
-        "gemma3": "<start_of_turn>model\n",
-        "functiongemma": "<start_of_turn>model\n",
-    }
-    prompt = prompts.get(family, "<|im_start|>assistant\n")
-    prompt += found.call_prefix.named.replace("{name}", "get_weather")
-    known = msgspec.structs.replace(given, prompt_token_ids=tokens(prompt, is_long=False))
-    for each in (unknown, known):
-        reply = whole(derenderer_of(family), spec_of(**named), each)
-        assert reply.named_calls() == [("get_weather", {"city": "Paris"})]
-        assert (reply.content, reply.finish) == ("", [("tool_calls", None)])
 
 
 #: Ids, and what vLLM 0.33 sent for each as (reasoning, content), with its <think> parser; ids 8 and

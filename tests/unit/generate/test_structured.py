@@ -35,6 +35,21 @@ SCHEMA = {
 }
 JSON = StructuredOutputs(json=SCHEMA, disable_any_whitespace=True)
 DIGITS = StructuredOutputs(regex="\\d{3}")
+#: Two special tokens of the tiny vocabulary around JSON.
+OPEN, CLOSE = 181, 182
+CALL = StructuredOutputs(
+    structural_tag=json.dumps(
+        {
+            "type": "structural_tag",
+            "format": {
+                "type": "tag",
+                "begin": {"type": "token", "token": OPEN},
+                "content": {"type": "json_schema", "json_schema": SCHEMA, "max_whitespace_cnt": 1},
+                "end": {"type": "token", "token": CLOSE},
+            },
+        }
+    )
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +89,17 @@ async def test_output_is_json_that_the_schema_accepts(
         assert choice.finish_reason == "stop"
         assert choice.token_ids[-1] == EOS_ID
         jsonschema.validate(json.loads(text_of(choice.token_ids)), SCHEMA)
+
+
+async def test_special_tokens_stand_where_a_structural_tag_names_them(
+    service: GenerateService,
+) -> None:
+    asked = ask_structured(PROMPT, CALL, temperature=1.5, seed=4, n=3, max_tokens=90)
+    for choice in (await answer(service, asked)).choices:
+        first, *inner, last, end = choice.token_ids
+        assert (first, last, end) == (OPEN, CLOSE, EOS_ID)
+        assert all(TOKENS[token_id] for token_id in inner)
+        jsonschema.validate(json.loads(text_of(inner)), SCHEMA)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
@@ -129,17 +155,18 @@ async def test_processed_logprobs_are_of_what_the_grammar_allows(service: Genera
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("outputs", [JSON, CALL])
 async def test_resumed_output_goes_on_exactly_at_every_cut(
-    service: GenerateService, temperature: float
+    service: GenerateService, outputs: StructuredOutputs, temperature: float
 ) -> None:
     params: dict[str, Any] = {"temperature": temperature, "seed": 9, "logprobs": 2}
-    whole = await answer(service, ask_structured(PROMPT, JSON, **params))
+    whole = await answer(service, ask_structured(PROMPT, outputs, **params))
     positions = list(whole.logprobs.positions())
     cuts = range(1, len(whole.token_ids))
     rests = await answers(
         service,
         [
-            ask_structured(PROMPT + whole.token_ids[:cut], JSON, resume_from=cut, **params)
+            ask_structured(PROMPT + whole.token_ids[:cut], outputs, resume_from=cut, **params)
             for cut in cuts
         ],
     )

@@ -53,6 +53,7 @@ structured = st.one_of(
     st.builds(StructuredOutputs, choice=st.lists(texts, max_size=3)),
     st.builds(StructuredOutputs, grammar=texts),
     st.builds(StructuredOutputs, json_object=st.just(value=True)),
+    st.builds(StructuredOutputs, structural_tag=texts),
 )
 sampling = st.builds(
     SamplingParams,

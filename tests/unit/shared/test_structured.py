@@ -21,6 +21,7 @@ from triptych.wire import StructuredOutputs
         StructuredOutputs(regex="a" * MAX_CHARS),
         StructuredOutputs(choice=["a" * (MAX_CHARS - 1), "b"]),
         StructuredOutputs(grammar="root ::= x", json_object=False),
+        StructuredOutputs(structural_tag='{"format": {"json_schema": {"type": "object"}}}'),
     ],
     ids=lambda outputs: repr(outputs)[:60],
 )
@@ -41,6 +42,19 @@ def test_structured_outputs_within_bounds_pass(outputs: StructuredOutputs) -> No
         (StructuredOutputs(json="[" * 100_000), "s.json", "not valid JSON"),
         (StructuredOutputs(json="5"), "s.json", "no schema"),
         (StructuredOutputs(json={"items": {"not": {}}}), "s.json.items.not", "cannot be held"),
+        (StructuredOutputs(structural_tag="[" * 100_000), "s.structural_tag", "not valid JSON"),
+        (
+            StructuredOutputs(structural_tag='{"format": [{"json_schema": {"not": {}}}]}'),
+            "s.structural_tag.not",
+            "cannot be held",
+        ),
+        (
+            StructuredOutputs(
+                structural_tag='{"a": {"json_schema": {"$comment": "tools[1]", "not": {}}}}'
+            ),
+            "tools[1].not",
+            "cannot be held",
+        ),
         (StructuredOutputs(regex="a", whitespace_pattern=" "), "s.whitespace_pattern", "leave it"),
     ],
     ids=lambda value: repr(value)[:60],
