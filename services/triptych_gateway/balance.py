@@ -17,7 +17,7 @@ from triptych.wire import GenerateRequest
 
 #: Tokens of a KV block, and the most blocks of a prompt that choose its replica.
 BLOCK_SIZE = 64
-MAX_BLOCKS = 2
+MAX_BLOCKS = 4
 #: A replica is passed over when its load would exceed its share of all by this factor …
 MAX_SHARE = 1.25
 #: … and this many sequences: below it a worker only runs larger batches, and nobody waits.

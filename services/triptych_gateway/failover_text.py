@@ -105,7 +105,7 @@ class _ReplayedReply:
 
     derender is a function of the spec, ``created`` and the deltas in order, so the other writes the
     same chunks; those that were sent already are left out once their checksums were compared.
-    Deltas are kept as msgpack: 20 candidates a token are about 300 bytes, a fifth of the structs.
+    Deltas are kept as msgpack: a token with 20 candidates is 390 bytes, a quarter of the structs.
     """
 
     def __init__(

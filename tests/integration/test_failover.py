@@ -1,4 +1,4 @@
-"""Processes of a fleet are killed and stopped while they serve: no client sees a difference.
+"""Processes of a fleet are killed, stopped and drained as they serve: no client sees a difference.
 
 `make test-failover` asks 200 requests; the normal suite 24.
 """
@@ -21,7 +21,7 @@ from support.tiny_models import make_tiny_model
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("failover")]
 
 MAX_TOKENS = 220
-#: Requests at a time, during which one replica of one or two panels is killed or stopped.
+#: Requests at a time, during which one replica of one or two panels is struck.
 AT_ONCE = 4
 #: The longest wait before that, in seconds; answers take about half of it to some times of it.
 LONGEST_WAIT_S = 0.6
@@ -35,7 +35,8 @@ def fleet(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     texts = [f"--model={smollm2_dir}", "--max-model-len=512", "--response-template=hermes"]
     generate = [f"--model={tiny}", "--threads=1", "--kv-cache-gb=0.05"]
     flags = {"render": texts, "generate": generate, "derender": texts}
-    named = {panel: [*each, "--served-model-name=tiny"] for panel, each in flags.items()}
+    both = ["--served-model-name=tiny", "--drain-timeout-s=0.1"]
+    named = {panel: [*each, *both] for panel, each in flags.items()}
     watch = ["--hang-timeout-s=1", "--probe-every-s=0.2"]
     with local_fleet(folder, named, *watch) as started:
         yield started
@@ -53,27 +54,25 @@ def num_requests(request: pytest.FixtureRequest) -> int:
 
 
 class Victim:
-    """One replica that is out of order for a while."""
+    """One replica that is killed, stopped or drained, and back after a while."""
 
     def __init__(self, fleet: LocalFleet, draw: random.Random, panel: str) -> None:
         self._fleet = fleet
         self._panel = panel
         self._name = f"{panel}-{draw.randrange(REPLICAS)}"
-        self._is_kill = draw.random() < 0.5
+        self._number = draw.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
         self._wait_s = draw.random() * LONGEST_WAIT_S
 
     def strike(self) -> None:
         time.sleep(self._wait_s)
-        if self._is_kill:
-            self._fleet.kill(self._name)
-        else:
-            self._fleet.signal(self._name, signal.SIGSTOP)
+        self._fleet.signal(self._name, self._number)
 
     def revive(self) -> None:
-        if self._is_kill:
-            self._fleet.start(self._name)
-        else:
+        if self._number == signal.SIGSTOP:
             self._fleet.signal(self._name, signal.SIGCONT)
+        else:
+            self._fleet.wait_until_gone(self._name)
+            self._fleet.start(self._name)
         self._fleet.wait_until_up(self._panel)
 
 
@@ -93,7 +92,7 @@ def undisturbed(
 
 
 @pytest.mark.timeout(1800)
-def test_no_client_sees_that_processes_die_and_hang(
+def test_no_client_sees_that_processes_die_hang_and_drain(
     fleet: LocalFleet, client: httpx.Client, num_requests: int
 ) -> None:
     runs = undisturbed(fleet, client, num_requests)

@@ -56,10 +56,13 @@ class LocalFleet:
         os.kill(self.processes[name].pid, number)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and return when it is gone, so that its ports are free."""
-        pid = self.processes[name].pid
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), self.processes[name].log)
+        self.signal(name, signal.SIGKILL)
+        self.wait_until_gone(name)
+
+    def wait_until_gone(self, name: str) -> None:
+        """Until its process has ended, so that its ports are free."""
+        process = self.processes[name]
+        wait_until(lambda: not Path(f"/proc/{process.pid}").exists(), process.log)
 
     def num_up(self, panel: str) -> int:
         """How many replicas the gateway counts as up."""
