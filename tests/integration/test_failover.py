@@ -37,7 +37,7 @@ def fleet(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     flags = {"render": texts, "generate": generate, "derender": texts}
     both = ["--served-model-name=tiny", "--drain-timeout-s=0.1"]
     named = {panel: [*each, *both] for panel, each in flags.items()}
-    watch = ["--hang-timeout-s=1", "--probe-every-s=0.2"]
+    watch = ["--hang-timeout-s=1", "--probe-every-s=0.2", "--take-over-timeout-s=10"]
     with local_fleet(folder, named, *watch) as started:
         yield started
 
