@@ -152,6 +152,8 @@ class RpcErrors:
     ) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
             raise from_rpc_error(error, self._target) from error
+        if isinstance(error, asyncio.InvalidStateError):  # what writing to an ended call raises
+            raise UnavailableError(f"{self._target} ended the call", retry_after_s=1) from error
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, target: str) -> TriptychError:
