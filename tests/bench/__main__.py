@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import scale
+from bench import routing, scale
 from bench.bound import bound, labels_row
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -159,6 +159,10 @@ async def run_case(case: Case, targets: list[Target], repeats: int) -> list[floa
 
 def main() -> int:
     arguments = parse()
+    if arguments.only in "routing":
+        print(routing.run() + "\n", flush=True)
+    if arguments.only == "routing":  # simulated: it needs no stack
+        return 0
     with ours(arguments) as target:
         targets = [target]
         if arguments.peer:
