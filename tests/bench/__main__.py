@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from bench import scale
+from bench import scale, split, split_model
 from bench.bound import linear_bound
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -161,6 +161,15 @@ async def run_case(case: Case, targets: list[Target], repeats: int) -> list[floa
 
 def main() -> int:
     arguments = parse()
+    if arguments.only != "split":
+        measure_panels(arguments)
+    if arguments.only in "split":
+        for text in (*split.run(), *split_model.run(arguments.threads, arguments.dtype)):
+            print(text, flush=True)
+    return 0
+
+
+def measure_panels(arguments: argparse.Namespace) -> None:
     with ours(arguments) as target:
         targets = [target]
         if arguments.peer:
@@ -180,7 +189,6 @@ def main() -> int:
         for rows in (1, 4, 16):
             bound = linear_bound(ensure("smollm2").directory, rows, getattr(torch, arguments.dtype))
             print(f"| linear-only bound, {rows} rows | {bound:.0f} tok/s | | |", flush=True)
-    return 0
 
 
 def row(case: Case, medians: list[float]) -> str:
