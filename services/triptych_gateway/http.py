@@ -57,10 +57,7 @@ def create_gateway_app(
 
     async def answer(request: Request, endpoint: Endpoint) -> Response:
         body = await read_body(request, max_body_bytes)
-        flow = await unless_gone(request, flows.start(panels, endpoint, body, request_id(request)))
-        if flow.is_stream:
-            return sse.EventStream(await unless_gone(request, sse.primed(flows.stream(flow))))
-        return json_response(await unless_gone(request, flows.whole(flow)))
+        return await unless_gone(request, _begin(panels, endpoint, body, request_id(request)))
 
     @app.post("/v1/chat/completions", summary="Chat", dependencies=guarded)
     async def chat(request: Request) -> Response:
@@ -85,6 +82,14 @@ def create_gateway_app(
         return json_response(await panels.render.tokenizer_info())
 
     return app
+
+
+async def _begin(panels: Panels, endpoint: Endpoint, body: bytes, request_id: str) -> Response:
+    """The whole answer, or a stream that has its first frame."""
+    flow = await flows.start(panels, endpoint, body, request_id)
+    if flow.is_stream:
+        return sse.EventStream(await sse.primed(flows.stream(flow)))
+    return json_response(await flows.whole(flow))
 
 
 def _guard(api_key: SecretStr | None) -> Callable[[Request], Awaitable[None]]:

@@ -46,6 +46,9 @@ _RECONNECT: list[tuple[str, Any]] = [
     ("grpc.min_reconnect_backoff_ms", 3_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
+#: What a sender may have under way stays at 64 KiB: a worker merges what its caller is not ready
+#: for, which costs both less than reading it piece by piece.
+_SMALL_WINDOW: list[tuple[str, Any]] = [("grpc.http2.bdp_probe", 0)]
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +93,8 @@ class RpcServer:
 
 
 def open_channel(target: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(target, options=[*_SIZES, *_KEEP_ALIVE, *_RECONNECT])
+    options = [*_SIZES, *_KEEP_ALIVE, *_RECONNECT, *_SMALL_WINDOW]
+    return grpc.aio.insecure_channel(target, options=options)
 
 
 def call_metadata(request_id: str) -> grpc.aio.Metadata:
@@ -123,19 +127,19 @@ class RpcEdge:
         try:
             self._work.__enter__()
         except UnavailableError as error:
-            await _abort(self._context, error)
+            await abort_call(self._context, error)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         self._work.__exit__(None, None, None)
         if isinstance(error, TriptychError):
-            await _abort(self._context, error)
+            await abort_call(self._context, error)
         if isinstance(error, asyncio.CancelledError) and self._drain.has_cut_off:
-            await _abort(self._context, stopping_error())
+            await abort_call(self._context, stopping_error())
         if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
             _log.error("a call failed", exc_info=error)
-            await _abort(self._context, InternalError("internal error; see the server's log"))
+            await abort_call(self._context, InternalError("internal error; see the server's log"))
 
 
 class RpcErrors:
@@ -167,9 +171,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, target: str) -> TriptychError:
             retry_after_s = float(value)
     code = error.code()
     if sent is not None:
-        detail = msgspec.json.decode(sent, type=ErrorBody).error
-        leaf = _leaf(code.name, detail.code)
-        return leaf(detail.message, param=detail.param, retry_after_s=retry_after_s)
+        return read_error(code.name, sent, retry_after_s)
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(f"{target} is not reachable", retry_after_s=1)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -177,7 +179,14 @@ def from_rpc_error(error: grpc.aio.AioRpcError, target: str) -> TriptychError:
     return _leaf(code.name, None)(f"{target}: {error.details()}")
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: TriptychError) -> NoReturn:
+def read_error(grpc_code: str, body: bytes, retry_after_s: float | None) -> TriptychError:
+    """The error that another server sent, as ``TriptychError.body`` made it."""
+    detail = msgspec.json.decode(body, type=ErrorBody).error
+    leaf = _leaf(grpc_code, detail.code)
+    return leaf(detail.message, param=detail.param, retry_after_s=retry_after_s)
+
+
+async def abort_call(context: grpc.aio.ServicerContext[Any, Any], error: TriptychError) -> NoReturn:
     trailers: list[tuple[str, str | bytes]] = [(_ERROR_KEY, msgspec.json.encode(error.body()))]
     if error.retry_after_s is not None:
         trailers.append((_RETRY_KEY, f"{error.retry_after_s:g}"))

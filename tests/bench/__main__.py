@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import routing, scale
+from bench import routing, scale, split, split_model
 from bench.bound import bound, labels_row
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -159,10 +159,17 @@ async def run_case(case: Case, targets: list[Target], repeats: int) -> list[floa
 
 def main() -> int:
     arguments = parse()
-    if arguments.only in "routing":
+    if arguments.only in "routing":  # simulated: it needs no stack
         print(routing.run() + "\n", flush=True)
-    if arguments.only == "routing":  # simulated: it needs no stack
-        return 0
+    if arguments.only not in {"routing", "split"}:
+        measure_panels(arguments)
+    if arguments.only in "split":
+        for text in (*split.run(), *split_model.run(arguments.threads, arguments.dtype)):
+            print(text, flush=True)
+    return 0
+
+
+def measure_panels(arguments: argparse.Namespace) -> None:
     with ours(arguments) as target:
         targets = [target]
         if arguments.peer:
@@ -183,7 +190,6 @@ def main() -> int:
             print(bound(rows, arguments.dtype).row(), flush=True)
     if arguments.only in "labels":
         print(labels_row(arguments.dtype), flush=True)
-    return 0
 
 
 def row(case: Case, medians: list[float]) -> str:
