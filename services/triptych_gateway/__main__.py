@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from triptych.serving import Service, run_service
 from triptych.settings import parse_settings
 from triptych_gateway.flows import Panels
+from triptych_gateway.generate_link import generate_link
 from triptych_gateway.http import create_gateway_app
 from triptych_gateway.links import Closable
-from triptych_gateway.over_grpc import GrpcDerender, GrpcGenerate, GrpcRender
+from triptych_gateway.over_grpc import GrpcDerender, GrpcRender
 from triptych_gateway.settings import GatewaySettings
 from triptych_gateway.vocabularies import WithVocabulary
 
@@ -19,7 +20,7 @@ def main(args: list[str]) -> int:
     def start() -> Service:
         timeout_s = settings.request_timeout_s
         render = GrpcRender(settings.render)
-        generate = GrpcGenerate(settings.generate, timeout_s=timeout_s)
+        generate = generate_link(settings.generate, timeout_s=timeout_s)
         derender = GrpcDerender(settings.derender, timeout_s=timeout_s)
         panels = Panels(render, WithVocabulary(generate, derender), derender)
         return create_gateway_service(panels, settings, [render, generate, derender])

@@ -14,7 +14,10 @@ class GatewaySettings(ServiceSettings):
         8000, ge=0, le=65535, description="port of the OpenAI endpoints; 0 = any"
     )
     render: str = Field("127.0.0.1:9001", description="gRPC address of render, host:port")
-    generate: str = Field("127.0.0.1:9002", description="gRPC address of generate, host:port")
+    generate: str = Field(
+        "127.0.0.1:9002",
+        description="gRPC address of generate, host:port; or http://host:port of a vLLM server",
+    )
     derender: str = Field("127.0.0.1:9003", description="gRPC address of derender, host:port")
     request_timeout_s: float = Field(
         600.0, gt=0, description="seconds that one answer may take; then 504"
