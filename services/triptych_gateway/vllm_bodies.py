@@ -184,9 +184,14 @@ def _choice(choice: ChoiceDelta, params: SamplingParams) -> ChoiceDelta:
 
 
 def _cut(columns: Logprobs | None, params: SamplingParams) -> Logprobs | None:
-    """The sampled token and the best ``logprobs``, without the one that was asked for besides."""
+    """The sampled token and the best ``logprobs``, without the one that was asked for besides.
+
+    Listed ids have no rank: vLLM ranks them among themselves.
+    """
     num_wanted = params.logprobs
-    if columns is None or params.logprob_token_ids or num_wanted is None or num_wanted < 1:
+    if columns is not None and params.logprob_token_ids:
+        return msgspec.structs.replace(columns, ranks=[0] * len(columns.ranks))
+    if columns is None or num_wanted is None or num_wanted < 1:
         return columns
     cut = Logprobs(counts=[], token_ids=[], logprobs=[], ranks=[])
     start = 0
@@ -215,7 +220,7 @@ def _error(status: Any, detail: dict[str, Any], retry_after: str | None) -> Trip
         return kind(message, retry_after_s=_seconds(retry_after))
     if status == 504:
         return DeadlineError(message)
-    return InternalError(f"vLLM: {message}")  # also a key or a flag that the operator forgot
+    return InternalError(message)  # also a key or a flag that the operator forgot
 
 
 def _seconds(retry_after: str | None) -> float:
