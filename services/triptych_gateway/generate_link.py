@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from triptych_gateway.addresses import JSON_SCHEMES
 from triptych_gateway.links import Closable, Worker
 from triptych_gateway.over_grpc import GrpcGenerate
 from triptych_gateway.over_json import JsonGenerate
@@ -16,6 +17,6 @@ def generate_link(address: str, *, timeout_s: float) -> GenerateWorker:
 
     ``timeout_s`` bounds a whole answer.
     """
-    if address.startswith(("http://", "https://")):
+    if address.startswith(JSON_SCHEMES):
         return JsonGenerate(address, timeout_s=timeout_s)
     return GrpcGenerate(address, timeout_s=timeout_s)
