@@ -16,7 +16,7 @@ import pytest
 from support.stack import Stack, free_ports, running_gateway, stop, wait_for
 
 BIN = Path(__file__).parents[2] / ".venv-interop" / "bin"
-#: vLLM compiles its model first; on a busy machine this takes minutes.
+#: On a busy machine it takes minutes.
 VLLM_START_TIMEOUT_S = 600
 
 VLLM_ENVIRONMENT = {
@@ -38,17 +38,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"{name}: run `make test-interop`"))
 
 
-@pytest.fixture(scope="session", params=["--enable-scale-out", "--tokens-only"])
-def vllm_generate(request: pytest.FixtureRequest, smollm2_dir: Path) -> Iterator[str]:
-    """The address of a vLLM server, with either flag that opens its generate endpoint."""
-    with running_vllm(smollm2_dir, request.param) as address:
-        yield address
-
-
 @pytest.fixture(scope="session")
 def vllm(smollm2_dir: Path) -> Iterator[str]:
     """The address of a vLLM server with all its panels and OpenAI's endpoints."""
     with running_vllm(smollm2_dir, "--enable-scale-out") as address:
+        yield address
+
+
+@pytest.fixture(scope="session", params=["--enable-scale-out", "--tokens-only"])
+def vllm_generate(request: pytest.FixtureRequest, smollm2_dir: Path) -> Iterator[str]:
+    """The address of a vLLM server, with either flag that opens its generate endpoint."""
+    if request.param == "--enable-scale-out":
+        yield request.getfixturevalue("vllm")
+        return
+    with running_vllm(smollm2_dir, request.param) as address:
         yield address
 
 
@@ -66,7 +69,8 @@ def smg(stack: Stack, smollm2_dir: Path) -> Iterator[str]:
     command = [str(BIN / "smg"), "launch", f"--worker-urls=grpc://{stack.generate_grpc}"]
     command += [f"--model-path={smollm2_dir}", "--host=127.0.0.1", f"--port={http_port}"]
     command += [f"--prometheus-port={metrics_port}"]
-    with started(command, {}, "Activated 1 of 1 worker"):
+    # the worker is active by then
+    with started(command, {}, "Successfully loaded tokenizer 'smollm2'"):
         yield f"http://127.0.0.1:{http_port}"
 
 
@@ -75,6 +79,7 @@ def running_vllm(model_dir: Path, flag: str) -> Iterator[str]:
     (port,) = free_ports(1)
     command = [str(BIN / "vllm"), "serve", str(model_dir), "--served-model-name=smollm2"]
     command += ["--host=127.0.0.1", f"--port={port}", "--dtype=float32", "--max-model-len=2048"]
+    command += ["--enforce-eager"]  # it compiles for minutes otherwise
     with started([*command, flag], VLLM_ENVIRONMENT, "Application startup complete"):
         yield f"http://127.0.0.1:{port}"
 
