@@ -1,6 +1,7 @@
 """A generate link over JSON, to a vLLM server with ``--enable-scale-out`` or ``--tokens-only``."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import httpx
@@ -50,9 +51,10 @@ class JsonGenerate:
                 if not vllm_bodies.is_streamed(request):
                     yield vllm_bodies.delta_of_answer(await _body(response, deadline), request)
                     return
-                async for data in self._events(response, deadline):
-                    if (delta := vllm_bodies.delta_of_event(data, request)) is not None:
-                        yield delta
+                async with contextlib.aclosing(self._events(response, deadline)) as events:
+                    async for data in events:
+                        if (delta := vllm_bodies.delta_of_event(data, request)) is not None:
+                            yield delta
             finally:
                 await response.aclose()
 
@@ -69,7 +71,9 @@ class JsonGenerate:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _events(self, response: httpx.Response, deadline: float) -> AsyncIterator[bytes]:
+    async def _events(
+        self, response: httpx.Response, deadline: float
+    ) -> AsyncGenerator[bytes, None]:
         """The data of each event up to ``[DONE]``."""
         rest = b""
         chunks = response.aiter_bytes()
