@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from interop.chats import QUESTION, ask, joined
+from interop.chats import QUESTION, ask, ask_stream, joined
 from support.stack import Stack
 
 
@@ -62,7 +62,7 @@ def test_chat_is_that_of_our_own_gateway(smg: str, stack: Stack, fields: dict[st
 def test_logprobs_are_those_of_our_own_gateway(smg: str, stack: Stack, is_stream: bool) -> None:
     fields: dict[str, Any] = {"max_tokens": 12, "logprobs": True, "top_logprobs": 3}
     if is_stream:
-        theirs, ours = (joined(ask(base, stream=True, **fields)) for base in (smg, stack.gateway))
+        theirs, ours = (joined(ask_stream(base, **fields)) for base in (smg, stack.gateway))
         assert theirs == ours
         return
     mine, yours = (ask(base, **fields).choices[0].logprobs.content for base in (smg, stack.gateway))
@@ -77,7 +77,7 @@ def test_logprobs_are_those_of_our_own_gateway(smg: str, stack: Stack, is_stream
 def test_stop_string_is_matched_by_smg(smg: str, is_stream: bool) -> None:
     fields: dict[str, Any] = {"max_tokens": 40, "stop": ["versatile"]}
     if is_stream:
-        text, _, finish = joined(ask(smg, stream=True, **fields))
+        text, _, finish = joined(ask_stream(smg, **fields))
     else:
         (choice,) = ask(smg, **fields).choices
         text, finish = choice.message.content, choice.finish_reason
@@ -87,7 +87,7 @@ def test_stop_string_is_matched_by_smg(smg: str, is_stream: bool) -> None:
 def test_client_that_leaves_a_stream_aborts_the_request(
     smg: str, generate_ends: GenerateEnds
 ) -> None:
-    chunks = ask(smg, stream=True, max_tokens=1500)
+    chunks = ask_stream(smg, max_tokens=1500)
     next(iter(chunks))
     chunks.close()
     assert ends_within(generate_ends, 20) == {"abort": 1}

@@ -7,13 +7,14 @@ import httpx
 import openai
 import pytest
 
-from interop.chats import MODEL, QUESTION, ask, client, joined
+from interop.chats import MODEL, QUESTION, ask, ask_stream, client, complete, joined
 from support.stack import Stack
 
 
 def test_gateway_is_ready_and_serves_vllms_model(gateway_to_vllm: str) -> None:
     assert httpx.get(f"{gateway_to_vllm}/ready").status_code == 200
-    (model,) = client(gateway_to_vllm).models.list().data
+    with client(gateway_to_vllm) as asking:
+        (model,) = asking.models.list().data
     assert model.id == MODEL
 
 
@@ -42,7 +43,7 @@ def test_joined_bytes_of_entries_are_the_answer(gateway_to_vllm: str) -> None:
 def test_stream_equals_the_whole_answer(gateway_to_vllm: str) -> None:
     fields: dict[str, Any] = {"max_tokens": 16, "logprobs": True, "top_logprobs": 2}
     whole = ask(gateway_to_vllm, **fields).choices[0]
-    text, entries, finish = joined(ask(gateway_to_vllm, stream=True, **fields))
+    text, entries, finish = joined(ask_stream(gateway_to_vllm, **fields))
     assert (text, finish) == (whole.message.content, whole.finish_reason)
     assert [token for token, _ in entries] == [each.token for each in whole.logprobs.content]
 
@@ -51,7 +52,7 @@ def test_stream_equals_the_whole_answer(gateway_to_vllm: str) -> None:
 def test_stop_string_is_matched_by_derender(gateway_to_vllm: str, is_stream: bool) -> None:
     fields: dict[str, Any] = {"max_tokens": 40, "stop": ["versatile"]}
     if is_stream:
-        text, _, finish = joined(ask(gateway_to_vllm, stream=True, **fields))
+        text, _, finish = joined(ask_stream(gateway_to_vllm, **fields))
     else:
         (choice,) = ask(gateway_to_vllm, **fields).choices
         text, finish = choice.message.content, choice.finish_reason
@@ -68,11 +69,9 @@ def test_seeded_choices_repeat(gateway_to_vllm: str) -> None:
 
 def test_echo_scores_a_prompt(gateway_to_vllm: str, stack: Stack) -> None:
     """What evaluations ask for: the prompt's logprobs, and nothing generated."""
-    fields = {"model": MODEL, "prompt": "The capital of France is Paris.", "max_tokens": 0}
-    theirs, ours = (
-        client(base).completions.create(**fields, echo=True, logprobs=1)  # type: ignore[call-overload]
-        for base in (gateway_to_vllm, stack.gateway)
-    )
+    fields: dict[str, Any] = {"prompt": "The capital of France is Paris.", "max_tokens": 0}
+    fields |= {"echo": True, "logprobs": 1}
+    theirs, ours = (complete(base, **fields) for base in (gateway_to_vllm, stack.gateway))
     assert theirs.choices[0].text == ours.choices[0].text
     mine, yours = theirs.choices[0].logprobs, ours.choices[0].logprobs
     assert (mine.tokens, mine.text_offset) == (yours.tokens, yours.text_offset)
@@ -98,7 +97,7 @@ def has_tokenizer(vllm: str) -> bool:
 def test_vllms_refusal_reaches_the_client(gateway_to_vllm: str) -> None:
     """The prompt fits the model that render knows, but not vLLM's --max-model-len."""
     with pytest.raises(openai.BadRequestError, match="maximum model length of 2048"):
-        client(gateway_to_vllm).completions.create(model=MODEL, prompt=[30] * 3000, max_tokens=4)
+        complete(gateway_to_vllm, prompt=[30] * 3000, max_tokens=4)
 
 
 def test_greedy_choices_are_vllms_limit(gateway_to_vllm: str) -> None:
