@@ -7,10 +7,12 @@ MODEL ?= smollm2
 LOCK := deploy/locks/constraints.txt
 CLIENTS := .venv-clients
 CLIENTS_LOCK := deploy/locks/clients.txt
+INTEROP := .venv-interop
+INTEROP_LOCK := deploy/locks/interop.txt
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve test test-failover test-clients check proto format lock bench clean
+.PHONY: help install model serve test test-failover test-clients test-interop check proto format lock bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1	/' | expand -t 20
@@ -49,6 +51,16 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt $(CLIENTS_LOCK)
 	$(CLIENTS)/bin/pip install --disable-pip-version-check -q -c $(CLIENTS_LOCK) -r tests/clients/requirements.txt
 	@touch $@
 
+test-interop: model $(INTEROP)/.installed  ## vLLM and SMG beside the running stack (3 GB, half an hour)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest tests/interop $(ARGS)
+
+$(INTEROP)/.installed: tests/interop/install.py $(INTEROP_LOCK)
+	$(PYTHON) -m venv $(INTEROP)
+	@# as for .venv: torch first and alone
+	$(INTEROP)/bin/python deploy/install_torch.py $(TORCH)
+	$(INTEROP)/bin/python tests/interop/install.py $(INTEROP_LOCK)
+	@touch $@
+
 check: install  ## lint, types, import rules, protobuf drift
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,9 +78,10 @@ proto: install  ## generate the protobuf code
 bench: model  ## measure (see docs/benchmarks.md)
 	cd tests && ../$(BIN)/python -m bench $(ARGS)
 
-lock: install $(CLIENTS)/.installed  ## write the versions in both environments to deploy/locks
+lock: install $(CLIENTS)/.installed $(INTEROP)/.installed  ## write the versions in all environments to deploy/locks
 	$(BIN)/python deploy/write_lock.py $(LOCK)
 	$(CLIENTS)/bin/python deploy/write_lock.py $(CLIENTS_LOCK)
+	$(INTEROP)/bin/python deploy/write_lock.py $(INTEROP_LOCK)
 
 clean:  ## remove what make made (not the model cache)
-	rm -rf $(VENV) $(CLIENTS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(INTEROP) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

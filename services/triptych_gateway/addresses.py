@@ -4,9 +4,14 @@ import asyncio
 import ipaddress
 import socket
 
+#: What the address of a vLLM server begins with.
+JSON_SCHEMES = ("http://", "https://")
 
-def split_addresses(listed: str) -> list[str]:
+
+def split_addresses(listed: str, *, may_be_json: bool = False) -> list[str]:
     """The addresses in ``listed``, each ``host:port``; IPv6 addresses in brackets.
+
+    ``may_be_json``: ``http://`` or ``https://`` may stand before one.
 
     Raises:
         ValueError: none is there, or one is not an address.
@@ -15,7 +20,7 @@ def split_addresses(listed: str) -> list[str]:
     if not addresses:
         raise ValueError("give at least one address, host:port")
     for each in addresses:
-        _host_and_port(each)
+        _host_and_port(_split_scheme(each)[1] if may_be_json else each)
     return list(dict.fromkeys(addresses))
 
 
@@ -23,23 +28,31 @@ async def resolve(address: str) -> list[str]:
     """The addresses that ``address`` stands for now, sorted, with numbers for its host.
 
     A host with addresses of both families counts once: IPv4 is taken, because a replica that is
-    reached by both would be two.
+    reached by both would be two. A name after ``https://`` stays, because a certificate names it.
 
     Raises:
         OSError: the name does not resolve.
     """
-    host, port = _host_and_port(address)
-    if _is_literal(host):
+    scheme, place = _split_scheme(address)
+    host, port = _host_and_port(place)
+    if _is_literal(host) or scheme == "https://":
         return [address]
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     numbers = {family: set[str]() for family in (socket.AF_INET, socket.AF_INET6)}
-    for family, _, _, _, place in found:
+    for family, _, _, _, endpoint in found:
         if family in numbers:
-            numbers[socket.AddressFamily(family)].add(str(place[0]))
+            numbers[socket.AddressFamily(family)].add(str(endpoint[0]))
     if numbers[socket.AF_INET]:
-        return sorted(f"{number}:{port}" for number in numbers[socket.AF_INET])
-    return sorted(f"[{number}]:{port}" for number in numbers[socket.AF_INET6])
+        return sorted(f"{scheme}{number}:{port}" for number in numbers[socket.AF_INET])
+    return sorted(f"{scheme}[{number}]:{port}" for number in numbers[socket.AF_INET6])
+
+
+def _split_scheme(address: str) -> tuple[str, str]:
+    for scheme in JSON_SCHEMES:
+        if address.startswith(scheme):
+            return scheme, address.removeprefix(scheme)
+    return "", address
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""The three panels as sets of replicas over gRPC: links, probes, readiness and metrics."""
+"""The three panels as sets of replicas: links, probes, readiness and metrics."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,9 +9,10 @@ from triptych_gateway.failover import FailoverGenerate
 from triptych_gateway.failover_text import Derender, FailoverDerender, FailoverRender
 from triptych_gateway.fleet_metrics import FleetCollector
 from triptych_gateway.flows import Panels
+from triptych_gateway.generate_link import generate_link
 from triptych_gateway.health import HealthProbe
 from triptych_gateway.links import Closable, GenerateLink, RenderLink
-from triptych_gateway.over_grpc import GrpcDerender, GrpcGenerate, GrpcRender
+from triptych_gateway.over_grpc import GrpcDerender, GrpcRender
 from triptych_gateway.replica import Connection
 from triptych_gateway.replicas import ReplicaSet, WatchOptions
 from triptych_gateway.settings import GatewaySettings
@@ -43,7 +44,7 @@ class Fleet:
         )
         self._workers: ReplicaSet[GenerateLink] = ReplicaSet(
             "generate",
-            split_addresses(settings.generate),
+            split_addresses(settings.generate, may_be_json=True),
             connect=self._connect_generate,
             options=options,
         )
@@ -67,7 +68,7 @@ class Fleet:
             yield
 
     def _connect_generate(self, address: str) -> Connection[GenerateLink]:
-        worker = GrpcGenerate(address, timeout_s=self._timeout_s)
+        worker = generate_link(address, timeout_s=self._timeout_s)
         return Connection(WithVocabulary(worker, self._derender), worker.info, worker.close)
 
     def _connect_derender(self, address: str) -> Connection[Derender]:

@@ -1,6 +1,6 @@
 """Settings of the gateway."""
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from triptych.settings import ServiceSettings, settings_config
 from triptych_gateway.addresses import split_addresses
@@ -18,7 +18,9 @@ class GatewaySettings(ServiceSettings):
         "127.0.0.1:9001", description="gRPC addresses of render, host:port, separated by commas"
     )
     generate: str = Field(
-        "127.0.0.1:9002", description="gRPC addresses of generate, host:port, separated by commas"
+        "127.0.0.1:9002",
+        description="gRPC addresses of generate, host:port, separated by commas; "
+        "http://host:port is a vLLM server",
     )
     derender: str = Field(
         "127.0.0.1:9003", description="gRPC addresses of derender, host:port, separated by commas"
@@ -50,6 +52,6 @@ class GatewaySettings(ServiceSettings):
 
     @field_validator("render", "generate", "derender")
     @classmethod
-    def _is_a_list_of_addresses(cls, listed: str) -> str:
-        split_addresses(listed)
+    def _is_a_list_of_addresses(cls, listed: str, info: ValidationInfo) -> str:
+        split_addresses(listed, may_be_json=info.field_name == "generate")
         return listed

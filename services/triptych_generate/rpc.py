@@ -12,7 +12,8 @@ from triptych.convert_structured import vocabulary_from_proto
 from triptych.drain import Drain
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
 from triptych.sessions import serve_session
-from triptych.v1 import generate_pb2, generate_pb2_grpc
+from triptych.v1 import generate_pb2, generate_pb2_grpc, vllm_engine_pb2_grpc
+from triptych_generate import smg
 from triptych_generate.service import GenerateService
 from triptych_generate.session import GenerateSession
 
@@ -72,8 +73,11 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
 
 
 def create_generate_rpc(service: GenerateService) -> RpcServer:
-    rpc = RpcServer(["triptych.v1.GenerateService"])
+    rpc = RpcServer(["triptych.v1.GenerateService", smg.SERVICE_NAME])
     generate_pb2_grpc.add_GenerateServiceServicer_to_server(
         GenerateServicer(service, rpc.drain), rpc.server
+    )
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(
+        smg.VllmEngineServicer(service, rpc.drain), rpc.server
     )
     return rpc

@@ -131,6 +131,14 @@ class GenerateService:
             num_evictions=scheduler.pool.num_evictions,
         )
 
+    @property
+    def options(self) -> EngineOptions:
+        return self._options
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._parts.loaded.eos_token_ids
+
     def info(self) -> ModelInfo:
         return ModelInfo(
             model=self._options.served_model_name,

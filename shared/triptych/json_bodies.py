@@ -56,15 +56,21 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = 0
 
 
+_FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
 PromptPosition = dict[TokenId, PromptLogprob]
 
 
 class ResponseChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice, whole or a stream's delta."""
+    """One choice, whole or a stream's delta.
+
+    ``finish_reason``: other engines have more of them (vLLM's ``repetition``); all that OpenAI
+    does not know count as ``stop``.
+    """
 
     token_ids: list[TokenId]
     index: Count = 0
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
     stop_reason: int | str | None = None
     logprobs: ContentLogprobs | None = None
 
@@ -258,9 +264,13 @@ def _choice_delta(choice: ResponseChoice) -> ChoiceDelta:
         index=choice.index,
         token_ids=choice.token_ids,
         logprobs=None if content is None else _content_columns(content),
-        finish_reason=choice.finish_reason,
+        finish_reason=_finish_reason(choice.finish_reason),
         stop_reason=choice.stop_reason,
     )
+
+
+def _finish_reason(sent: str | None) -> FinishReason | None:
+    return None if sent is None else _FINISH_REASONS.get(sent, "stop")
 
 
 def _content_columns(content: list[PositionLogprobs]) -> Logprobs:

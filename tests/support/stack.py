@@ -85,6 +85,25 @@ def running_service(name: str, *flags: str) -> Iterator[str]:
             stop(process)
 
 
+@contextlib.contextmanager
+def running_gateway(stack: Stack, *, generate: str) -> Iterator[str]:
+    """The address of a gateway of its own, between the stack's panels and another generate."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "triptych_cli", "gateway", f"--http-port={port}"]
+    command += [f"--render={stack.render_grpc}", f"--derender={stack.derender_grpc}"]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, f"--generate={generate}"], stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            wait_for(log, process, "serves on")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            stop(process)
+
+
 def stop(process: subprocess.Popen[bytes]) -> float:
     """Seconds from SIGINT to the end of ``process``; killed after a bound."""
     start = time.monotonic()
@@ -97,9 +116,11 @@ def stop(process: subprocess.Popen[bytes]) -> float:
     return time.monotonic() - start
 
 
-def wait_for(log: Path, process: subprocess.Popen[bytes], text: str) -> None:
+def wait_for(
+    log: Path, process: subprocess.Popen[bytes], text: str, *, timeout_s: float = START_TIMEOUT_S
+) -> None:
     """Wait until ``text`` is in the log; fails with the log if the process ends first."""
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while text.encode() not in log.read_bytes():
         if process.poll() is not None or time.monotonic() > deadline:
             raise AssertionError(f"the process did not come up:\n{log.read_text()}")

@@ -35,6 +35,20 @@ def test_bad_address_is_a_line_that_names_the_flag(bad: str) -> None:
         parse_settings(GatewaySettings, [f"--generate={bad}"])
 
 
+def test_vllm_server_may_be_a_generate_worker_and_nothing_else() -> None:
+    mixed = "http://a:1,b:2,https://c:3"
+    assert split_addresses(mixed, may_be_json=True) == mixed.split(",")
+    assert parse_settings(GatewaySettings, [f"--generate={mixed}"]).generate == mixed
+    with pytest.raises(SetupError, match="--render"):
+        parse_settings(GatewaySettings, ["--render=http://a:1"])
+
+
+@pytest.mark.parametrize("bad", ["http://a", "http://a:1/v1", "http://", "http://u@a:1"])
+def test_address_of_a_vllm_server_is_host_and_port(bad: str) -> None:
+    with pytest.raises(SetupError, match="--generate"):
+        parse_settings(GatewaySettings, [f"--generate={bad}"])
+
+
 @given(st.text(max_size=12))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
@@ -47,6 +61,9 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 async def test_literals_stand_for_themselves_and_names_for_one_family() -> None:
     assert await resolve("127.0.0.1:5") == ["127.0.0.1:5"]
     assert await resolve("[::1]:5") == ["[::1]:5"]
+    assert await resolve("http://127.0.0.1:5") == ["http://127.0.0.1:5"]
+    assert await resolve("http://localhost:5") in (["http://127.0.0.1:5"], ["http://[::1]:5"])
+    assert await resolve("https://localhost:5") == ["https://localhost:5"]
     assert await resolve("localhost:5") in (["127.0.0.1:5"], ["[::1]:5"])
 
 
