@@ -7,6 +7,7 @@
 // Source: docs/logprobs.md and docs/channels.md.
 
 import { bytesOfKey, textOf, utf8 } from "./bytes.mjs";
+import { interleave } from "./interleave.mjs";
 
 export const CHANNELS = ["reasoning_content", "content", "tool_calls", "markup"];
 
@@ -53,63 +54,39 @@ class RunningText {
   }
 }
 
-/**
- * The channels' lists in one order. A token that spans channels has an entry in each, with its share
- * of the bytes; the first candidate is the sampled token, with all of them.
- */
+/** The channels' lists in one order. */
 class ChannelMerge {
   #ids = [];
-  #lists = new Map(CHANNELS.map((name) => [name, []]));
+  #lists = Object.fromEntries(CHANNELS.map((name) => [name, []]));
   #channel = "content";
 
   push(ids, logprobs) {
     this.#ids.push(...ids);
-    for (const [name, list] of this.#lists) list.push(...(logprobs[name] ?? []));
+    for (const name of CHANNELS) this.#lists[name].push(...(logprobs[name] ?? []));
   }
 
+  /** What is certain: all that the ids decide, and at the end whatever there is. */
   drain(isEnd) {
-    const drained = [];
-    let first = 0;
-    for (; first < this.#ids.length; first += 1) {
-      const shares = this.#sharesOf(this.#ids[first], isEnd);
-      if (shares.length === 0 && !isEnd) break;
-      drained.push(...shares);
-    }
-    this.#ids.splice(0, first);
-    if (isEnd) drained.push(...this.#leftOver());
-    return drained;
+    const steps = interleave(this.#ids, this.#lists, this.#channel);
+    const isWhole = steps.length === this.#ids.length;
+    const unsure = steps.findIndex((step) => !step.isSure);
+    const taken = isWhole || isEnd || unsure < 0 ? steps : steps.slice(0, unsure);
+    const shares = taken.flatMap((step) => this.#take(step.taken));
+    return isEnd ? [...shares, ...this.#leftOver()] : shares;
   }
 
-  /** The entries of the next token; none while some of its bytes are yet to come. */
-  #sharesOf(id, isEnd) {
-    const shares = [];
-    let missing = null;
-    for (const channel of this.#channelsFirstTheLast()) {
-      const entry = this.#lists.get(channel)[0];
-      if (entry?.token_id !== id || missing === 0) continue;
-      if (shares.length > 0 && entry.logprob !== shares[0].entry.logprob) continue;
-      shares.push({ channel, entry, isLaterShare: shares.length > 0 });
-      missing = Math.max(0, (missing ?? wholeLength(entry)) - entry.bytes.length);
-    }
-    if (missing !== 0 && !isEnd) return [];
-    for (const { channel } of shares) this.#lists.get(channel).shift();
-    this.#channel = shares.at(-1)?.channel ?? this.#channel;
-    return shares;
-  }
-
-  #channelsFirstTheLast() {
-    return [this.#channel, ...CHANNELS.filter((name) => name !== this.#channel)];
+  #take(shares) {
+    this.#ids.shift();
+    for (const { channel } of shares) this.#lists[channel].shift();
+    this.#channel = shares.at(-1).channel;
+    return shares.map((share, position) => ({ ...share, isLaterShare: position > 0 }));
   }
 
   #leftOver() {
-    return [...this.#lists].flatMap(([channel, list]) =>
-      list.splice(0).map((entry) => ({ channel, entry, isLaterShare: false })),
+    return CHANNELS.flatMap((channel) =>
+      this.#lists[channel].splice(0).map((entry) => ({ channel, entry, isLaterShare: false })),
     );
   }
-}
-
-function wholeLength(entry) {
-  return entry.top_logprobs[0]?.bytes.length ?? entry.bytes.length;
 }
 
 function chatEntry({ channel, entry, isLaterShare }) {

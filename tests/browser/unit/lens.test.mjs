@@ -155,6 +155,46 @@ test("channels come in the order of the ids, however the chunks are cut", () => 
   }
 });
 
+/** A random answer: tokens from a small set, so that channels often begin with equal ones. */
+function randomAnswer(random) {
+  const names = ["reasoning_content", "content", "markup"];
+  return Array.from({ length: 12 }, () => {
+    const id = Math.floor(random() * 3);
+    const first = names[Math.floor(random() * 3)];
+    const second = names[(names.indexOf(first) + 1) % 3];
+    const isSplit = random() < 0.15;
+    return { id, shares: isSplit ? [[first, "a"], [second, "b"]] : [[first, "ab"]] };
+  });
+}
+
+test("any order of channels is found again, up to equal tokens", () => {
+  let seed = 1;
+  const random = () => (seed = (seed * 48271) % 2147483647) / 2147483647;
+  for (let round = 0; round < 300; round += 1) {
+    const answer = randomAnswer(random);
+    const lists = { reasoning_content: [], content: [], markup: [] };
+    for (const { id, shares } of answer) for (const [name, part] of shares) lists[name].push(listed(id, "ab", -1, part));
+    const reader = new ChatReader();
+    const entries = reader.feed({ token_ids: answer.map((each) => each.id), logprobs: lists });
+    assert.deepEqual(entries.filter((each) => !each.isLaterShare).map((each) => each.id), answer.map((each) => each.id));
+    for (const name of Object.keys(lists)) {
+      const got = entries.filter((each) => each.channel === name).map((each) => each.text);
+      assert.deepEqual(got, lists[name].map((each) => each.token));
+    }
+    assert.deepEqual(reader.end(), []);
+  }
+});
+
+test("a call held back for long goes where it was written", () => {
+  const newline = listed(198, "\n", -1);
+  const reader = new ChatReader();
+  const said = reader.feed({
+    token_ids: [198, 44, 198, 9],
+    logprobs: { tool_calls: [newline, listed(9, "{", -1)], markup: [newline, listed(44, "<call>", -1)] },
+  });
+  assert.deepEqual(said.map((each) => each.channel), ["markup", "markup", "tool_calls", "tool_calls"]);
+});
+
 test("a stop token, and what a stop string cut, are marked as not in the text", () => {
   const chat = new ChatReader();
   const said = [
