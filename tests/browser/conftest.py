@@ -22,7 +22,7 @@ FLAGS = [
     "--disable-background-networking",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 ]
-#: Before the page's own code: what went wrong, and tasks of 50 ms and more.
+#: Runs before the page: tasks of 50 ms and more, and how many tokens were drawn after each batch.
 WATCH = """
 window.watched = {longTasks: [], drawn: []};
 new PerformanceObserver((list) => {

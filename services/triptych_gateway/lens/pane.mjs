@@ -5,9 +5,13 @@ import { ChatReader, CompletionReader, scoredEntries } from "./entries.mjs";
 import { toCsv, toJson } from "./export.mjs";
 import { Totals, fixed } from "./measure.mjs";
 import { MessagesEditor } from "./messages.mjs";
+import { Slices, throttled } from "./pacing.mjs";
 import { PATHS, buildRequest } from "./request.mjs";
 import { Strip } from "./strip.mjs";
 import { TokenView } from "./tokens.mjs";
+
+/** Milliseconds between two looks of the figures of a growing answer. */
+const FIGURES_MS = 150;
 
 const EXAMPLES = {
   chat: [{ role: "user", content: "Describe the sea in three sentences, and end with an emoji." }],
@@ -20,6 +24,7 @@ export class Pane {
   #texts = { completion: EXAMPLES.completion, score: EXAMPLES.score };
   #abort = null;
   #run = null;
+  #follows = true;
 
   constructor(root, { name, card, say }) {
     this.root = root;
@@ -45,7 +50,7 @@ export class Pane {
     this.view = new TokenView(find(".tokens"), {
       onShow: (entry, span, how) => card.show(entry, span, how),
       onHide: (how) => card.hide(how),
-      onDrawn: () => this.#drawFigures(),
+      onDrawn: throttled(() => this.#drawFigures(), FIGURES_MS),
     });
     this.parts.goOn.addEventListener("click", () => this.editor.goOn(this.#run.content));
     find(".as-json").addEventListener("click", () => this.#export("json"));
@@ -101,6 +106,7 @@ export class Pane {
 
   #start() {
     this.#run = { mode: this.#mode, reply: {}, content: "", totals: new Totals(), startMs: performance.now() };
+    this.#follows = true;
     this.view.reset();
     this.strip.show([]);
     this.parts.answer.hidden = false;
@@ -115,7 +121,9 @@ export class Pane {
   async #receive(call) {
     if (this.#mode === "score") return this.#receiveScores(call);
     const reader = this.#mode === "chat" ? new ChatReader() : new CompletionReader();
+    const slices = new Slices();
     for await (const chunk of streamChunks(PATHS[this.#mode], call)) {
+      await slices.pause();
       this.#note(chunk);
       for (const choice of chunk.choices) {
         this.#run.content += choice.delta?.content ?? choice.text ?? "";
@@ -203,15 +211,14 @@ export class Pane {
 
   /** While the end of a growing answer is in view it stays there, unless the reader scrolls away. */
   #followTheEnd() {
-    let follows = true;
-    const { end, answer } = this.parts;
-    const isBusy = () => answer.getAttribute("aria-busy") === "true";
     new IntersectionObserver(([{ isIntersecting }]) => {
-      if (isIntersecting) follows = true;
-      else if (follows && isBusy()) end.scrollIntoView({ block: "end" });
-    }).observe(end);
-    for (const type of ["wheel", "touchmove", "keydown"]) {
-      addEventListener(type, () => (follows = false), { passive: true });
+      if (isIntersecting) this.#follows = true;
+    }).observe(this.parts.end);
+    new ResizeObserver(() => {
+      if (this.#follows) this.parts.end.scrollIntoView({ block: "end" });
+    }).observe(this.parts.answer);
+    for (const type of ["wheel", "touchmove", "keydown", "pointerdown"]) {
+      addEventListener(type, () => (this.#follows = false), { passive: true });
     }
   }
 }

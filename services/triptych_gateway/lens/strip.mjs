@@ -10,6 +10,8 @@ const NARROWEST = 2;
 export class Strip {
   #values = [];
   #usedWidth = 1;
+  #width = 0;
+  #height = 0;
 
   constructor(canvas, onPick) {
     this.canvas = canvas;
@@ -17,7 +19,11 @@ export class Strip {
       const place = (event.clientX - canvas.getBoundingClientRect().left) / this.#usedWidth;
       if (place < 1) onPick(Math.floor(place * this.#values.length));
     });
-    new ResizeObserver(() => this.draw()).observe(canvas);
+    new ResizeObserver(([{ contentRect }]) => {
+      this.#width = contentRect.width;
+      this.#height = contentRect.height;
+      this.draw();
+    }).observe(canvas);
   }
 
   /** Show `entries`: a bar's height is minus the logprob. */
@@ -26,9 +32,10 @@ export class Strip {
     this.draw();
   }
 
+  /** Draw without asking for a layout, which a long answer makes dear. */
   draw() {
     const { canvas } = this;
-    const { clientWidth: width, clientHeight: height } = canvas;
+    const [width, height] = [this.#width, this.#height];
     canvas.width = Math.round(width * devicePixelRatio);
     canvas.height = Math.round(height * devicePixelRatio);
     if (width === 0 || this.#values.length === 0) return;
