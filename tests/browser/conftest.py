@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
@@ -30,7 +31,8 @@ new PerformanceObserver((list) => {
 }).observe({entryTypes: ["longtask"]});
 """
 
-OpenLens = Callable[..., "Page"]
+ColorScheme = Literal["light", "dark"]
+OpenLens = Callable[..., Page]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,10 +43,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
-    names = [request.config.getoption("--chromium")] if request.config.getoption("--chromium") else EXECUTABLES
+    asked = request.config.getoption("--chromium")
+    names = [asked] if asked else EXECUTABLES
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
-        pytest.skip(f"no browser: none of {', '.join(names)} is on the path; apt-get install chromium")
+        pytest.skip(
+            f"no browser: none of {', '.join(names)} is on the path; apt-get install chromium"
+        )
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=found, args=FLAGS)
         yield launched
@@ -89,9 +94,16 @@ def open_lens(browser: Browser) -> Iterator[OpenLens]:
     contexts: list[BrowserContext] = []
     faults: list[str] = []
 
-    def open_page(gateway: str, *, key: str | None = None, width: int = 1200, **options: str) -> Page:
-        size = {"width": width, "height": 900}
-        context = browser.new_context(viewport=size, **options)  # type: ignore[arg-type]  # named options
+    def open_page(
+        gateway: str,
+        *,
+        key: str | None = None,
+        width: int = 1200,
+        color_scheme: ColorScheme = "light",
+    ) -> Page:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=color_scheme
+        )
         contexts.append(context)
         context.add_init_script(WATCH)
         if key is not None:

@@ -49,15 +49,18 @@ def part(page: Page, selector: str, pane: int = 1) -> Locator:
 
 def tokens(page: Page, pane: int = 1) -> list[str]:
     """The text of every token on the page, signs for line breaks left out."""
-    return part(page, ".t", pane).all_text_contents()
+    texts: list[str] = part(page, ".t", pane).all_text_contents()
+    return texts
 
 
 def figure(page: Page, name: str) -> str:
-    return part(page, f"[data-figure={name}]").inner_text()
+    text: str = part(page, f"[data-figure={name}]").inner_text()
+    return text
 
 
 def card(page: Page) -> str:
-    return page.locator("#card").inner_text()
+    text: str = page.locator("#card").inner_text()
+    return text
 
 
 def exported(page: Page, kind: str) -> str:

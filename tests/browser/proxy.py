@@ -15,7 +15,7 @@ class Line:
         self._target = (place.hostname, place.port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
-        self.address = "http://127.0.0.1:{}".format(self._listener.getsockname()[1])
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:

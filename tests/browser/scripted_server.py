@@ -1,4 +1,4 @@
-"""A gateway per scripted answer, in one process; prints their addresses as JSON, ends with stdin."""
+"""A gateway per scripted answer, in one process: prints their addresses, ends with stdin."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,9 @@ class ScriptedScores(ScriptedGenerate):
             raise InternalError("the worker broke in its fifth step")
         token_id, own = self._ids[position], _OWN[position % len(_OWN)]
         num = asked.sampling_params.logprobs or 0
-        others = [((token_id + 1 + i) % 49152, own - _STEP * (i + 1), i + 2) for i in range(num - 1)]
+        others = [
+            ((token_id + 1 + i) % 49152, own - _STEP * (i + 1), i + 2) for i in range(num - 1)
+        ]
         is_last = position == len(self._ids) - 1
         choice = ChoiceDelta(
             index=0,
@@ -52,7 +54,8 @@ async def main() -> None:
             generate = ScriptedScores(answer, token_ids)
             stack = await stacks.enter_async_context(scripted_stack(texts, generate))
             addresses[name] = stack.gateway
-        print(json.dumps(addresses), flush=True)
+        sys.stdout.write(json.dumps(addresses) + "\n")
+        sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)
 
 

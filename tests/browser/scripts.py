@@ -1,4 +1,4 @@
-"""What the scripted answers say. Plain data: both the tests' environment and the server's read it."""
+"""What the scripted answers say: plain data, for the tests' environment and the server's."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -44,12 +44,16 @@ def test_a_refusal_shows_the_servers_message(open_lens: OpenLens, stack: Stack) 
     run(page, top_k="-7")
     error = part(page, ".error")
     expect(error).to_contain_text("top_k is -7; it must be 0 or -1 (off), or at least 1")
-    assert re.search(r"HTTP 400 · invalid_request_error · param top_k · request \w+", error.inner_text())
+    assert re.search(
+        r"HTTP 400 · invalid_request_error · param top_k · request \w+", error.inner_text()
+    )
     assert error.get_attribute("role") == "alert"
     expect(part(page, ".state")).to_have_text("failed")
 
 
-def test_a_stream_that_breaks_keeps_its_tokens(open_lens: OpenLens, scripted: dict[str, str]) -> None:
+def test_a_stream_that_breaks_keeps_its_tokens(
+    open_lens: OpenLens, scripted: dict[str, str]
+) -> None:
     page = open_lens(scripted["broken"])
     run(page)
     expect(part(page, ".error")).to_contain_text("the worker broke in its fifth step")

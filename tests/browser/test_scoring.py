@@ -39,7 +39,9 @@ def test_a_text_is_scored_token_by_token(open_lens: OpenLens, stack: Stack) -> N
     assert bytes(byte for each in saved["tokens"] for byte in each["bytes"]).decode() == TEXT
     ranks = [
         None if each is None else each[str(token_id)]["rank"]
-        for token_id, each in zip(expected["prompt_token_ids"], expected["prompt_logprobs"], strict=True)
+        for token_id, each in zip(
+            expected["prompt_token_ids"], expected["prompt_logprobs"], strict=True
+        )
     ]
     assert [each["rank"] for each in saved["tokens"]] == ranks
     perplexity = math.exp(-sum(values[1:]) / len(values[1:]))
