@@ -82,10 +82,10 @@ export class Pane {
     this.#abort = new AbortController();
     this.#start();
     try {
-      const body = buildRequest(this.#mode, this.prompt, settings, model);
+      const body = buildRequest(this.#run.mode, this.prompt, settings, model);
       this.#run.request = body;
       await this.#receive({ key, body, signal: this.#abort.signal });
-      this.#end(this.#mode === "score" ? "scored" : `ended: ${this.#run.reply.finish_reason}`);
+      this.#end(this.#run.mode === "score" ? "scored" : `ended: ${this.#run.reply.finish_reason}`);
     } catch (error) {
       if (this.#abort.signal.aborted) this.#end("stopped");
       else this.#fail(error);
@@ -119,20 +119,26 @@ export class Pane {
   }
 
   async #receive(call) {
-    if (this.#mode === "score") return this.#receiveScores(call);
-    const reader = this.#mode === "chat" ? new ChatReader() : new CompletionReader();
+    if (this.#run.mode === "score") return this.#receiveScores(call);
+    const reader = this.#run.mode === "chat" ? new ChatReader() : new CompletionReader();
     const slices = new Slices();
-    for await (const chunk of streamChunks(PATHS[this.#mode], call)) {
-      await slices.pause();
-      this.#note(chunk);
-      for (const choice of chunk.choices) {
-        this.#run.content += choice.delta?.content ?? choice.text ?? "";
-        if (choice.finish_reason) this.#run.reply.finish_reason = choice.finish_reason;
-        if (choice.stop_reason !== undefined) this.#run.reply.stop_reason = choice.stop_reason;
-        this.#take(reader.feed(choice));
+    try {
+      for await (const chunk of streamChunks(PATHS[this.#run.mode], call)) {
+        await slices.pause();
+        this.#note(chunk);
+        for (const choice of chunk.choices) this.#read(choice, reader);
       }
+    } finally {
+      this.#take(reader.end());
     }
-    this.#take(reader.end());
+  }
+
+  #read(choice, reader) {
+    const { reply } = this.#run;
+    this.#run.content += choice.delta?.content ?? choice.text ?? "";
+    if (choice.finish_reason) reply.finish_reason = choice.finish_reason;
+    if (choice.stop_reason !== undefined) reply.stop_reason = choice.stop_reason;
+    this.#take(reader.feed(choice));
   }
 
   async #receiveScores(call) {
@@ -148,11 +154,11 @@ export class Pane {
   #take(entries) {
     if (entries.length === 0) return;
     const now = performance.now();
+    if (this.#run.firstMs === undefined && this.#run.mode !== "score") this.#showState("answering …");
     this.#run.firstMs ??= now - this.#run.startMs;
     this.#run.lastMs = now - this.#run.startMs;
     for (const entry of entries) this.#run.totals.add(entry);
     this.view.push(entries);
-    if (this.#mode !== "score") this.#showState("answering …");
   }
 
   #end(state) {

@@ -45,6 +45,7 @@ export class TokenView {
   }
 
   reset() {
+    this.onHide("escape");
     cancelAnimationFrame(this.#frame);
     this.entries = [];
     this.#spans = [];
