@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from support.stack import Stack, running_stack
 
 REPOSITORY = Path(__file__).parents[2]
 API_KEY = "a-key-for-tests"
+TIMEOUT_MS = 60_000
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = [
     "--headless",
@@ -39,6 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     default = str(REPOSITORY / ".venv" / "bin" / "python")
     parser.addoption("--server-python", default=default, help="the python that has triptych")
     parser.addoption("--chromium", default=None, help="the browser's executable")
+
+
+def pytest_configure() -> None:
+    expect.set_options(timeout=TIMEOUT_MS)
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +114,7 @@ def open_lens(browser: Browser) -> Iterator[OpenLens]:
         if key is not None:
             context.add_init_script(f"sessionStorage.setItem('triptych-lens-key', '{key}')")
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(TIMEOUT_MS)
         page.on("pageerror", lambda error: faults.append(f"error: {error}"))
         page.on("request", lambda asked: faults.extend(_outside(asked.url, gateway)))
         page.goto(f"{gateway}/lens")
