@@ -9,10 +9,12 @@ CLIENTS := .venv-clients
 CLIENTS_LOCK := deploy/locks/clients.txt
 INTEROP := .venv-interop
 INTEROP_LOCK := deploy/locks/interop.txt
+BROWSER := .venv-browser
+BROWSER_LOCK := deploy/locks/browser.txt
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve test test-failover test-clients test-interop check proto format lock bench clean
+.PHONY: help install model serve test test-failover test-clients test-interop test-browser check proto format lock bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1	/' | expand -t 20
@@ -61,6 +63,15 @@ $(INTEROP)/.installed: tests/interop/install.py $(INTEROP_LOCK)
 	$(INTEROP)/bin/python tests/interop/install.py $(INTEROP_LOCK)
 	@touch $@
 
+test-browser: model $(BROWSER)/.installed  ## the lens in headless Chromium (apt-get install chromium; else skipped)
+	$(BROWSER)/bin/pytest -c tests/browser/pytest.ini tests/browser -rs --server-python=$(BIN)/python $(ARGS)
+
+$(BROWSER)/.installed: tests/browser/requirements.txt $(BROWSER_LOCK)
+	$(PYTHON) -m venv $(BROWSER)
+	@# playwright drives the browser that is installed, and downloads none
+	$(BROWSER)/bin/pip install --disable-pip-version-check -q -c $(BROWSER_LOCK) -r tests/browser/requirements.txt
+	@touch $@
+
 check: install  ## lint, types, import rules, protobuf drift
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,10 +89,11 @@ proto: install  ## generate the protobuf code
 bench: model  ## measure (see docs/benchmarks.md)
 	cd tests && ../$(BIN)/python -m bench $(ARGS)
 
-lock: install $(CLIENTS)/.installed $(INTEROP)/.installed  ## write the versions in all environments to deploy/locks
+lock: install $(CLIENTS)/.installed $(INTEROP)/.installed $(BROWSER)/.installed  ## write the versions in all environments to deploy/locks
 	$(BIN)/python deploy/write_lock.py $(LOCK)
 	$(CLIENTS)/bin/python deploy/write_lock.py $(CLIENTS_LOCK)
 	$(INTEROP)/bin/python deploy/write_lock.py $(INTEROP_LOCK)
+	$(BROWSER)/bin/python deploy/write_lock.py $(BROWSER_LOCK)
 
 clean:  ## remove what make made (not the model cache)
-	rm -rf $(VENV) $(CLIENTS) $(INTEROP) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -201,6 +201,7 @@ def _say_ready(
     for name in ("gateway", "render", "generate", "derender"):
         print(f"  {name:<9} {'   '.join(lines[name])}")
     body = f'{{"model": "{info.model}", "messages": [{{"role": "user", "content": "Say hi."}}]}}'
+    print(f"\nsee:\n  {gateway}/lens")
     print(f"\ntry:\n  curl -s {gateway}/v1/chat/completions \\")
     print(f"    -H 'content-type: application/json' -d '{body}'\n", flush=True)
 

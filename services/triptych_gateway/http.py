@@ -13,6 +13,7 @@ from triptych.http import create_app, json_response, read_body, request_id, unle
 from triptych.reply import Endpoint
 from triptych_gateway import flows
 from triptych_gateway.flows import Panels
+from triptych_gateway.lens_page import mount_lens
 
 
 def create_gateway_app(
@@ -53,6 +54,7 @@ def create_gateway_app(
         guard=_guard(api_key),
         collectors=collectors,
     )
+    mount_lens(app)
     guarded = [Depends(_guard(api_key))]
 
     async def answer(request: Request, endpoint: Endpoint) -> Response:
