@@ -1,22 +1,28 @@
 """The gateway's OpenAI endpoints."""
 
-import hmac
-from collections.abc import Awaitable, Callable
-
-from fastapi import Depends, FastAPI, Request, Response
-from pydantic import SecretStr
+from fastapi import FastAPI, Request, Response
 
 from triptych import sse
-from triptych.errors import TriptychError, UnauthenticatedError
+from triptych.errors import TriptychError
 from triptych.http import create_app, json_response, read_body, request_id, unless_gone
+from triptych.metrics import GaugeSource
 from triptych.reply import Endpoint
 from triptych_gateway import flows
 from triptych_gateway.flows import Panels
+from triptych_gateway.gate import Gate, KeySource, Room, ticket_of
+from triptych_gateway.metered import metered
+from triptych_gateway.metrics import GatewayMetrics
+
+_ROOM = Room()
 
 
 def create_gateway_app(
-    panels: Panels, *, max_body_bytes: int, api_key: SecretStr | None = None
+    panels: Panels, *, max_body_bytes: int, keys: KeySource | None = None, room: Room = _ROOM
 ) -> FastAPI:
+    """The app over ``panels``; ``keys`` (None: everyone) and ``room`` say what it lets in."""
+    metrics = GatewayMetrics()
+    gate = Gate(keys=keys, room=room, metrics=metrics)
+
     async def is_ready() -> bool:
         try:
             await panels.generate.info()
@@ -34,52 +40,46 @@ def create_gateway_app(
         description="OpenAI's chat and completions over render, generate and derender.",
         model=served_model,
         is_ready=is_ready,
-        guard=_guard(api_key),
+        gate=gate,
+        gauges=(
+            GaugeSource("requests_held", "requests in work", lambda: gate.requests),
+            GaugeSource("prompt_tokens_held", "their prompts' tokens", lambda: gate.prompt_tokens),
+        ),
+        collectors=metrics.collectors,
     )
-    guarded = [Depends(_guard(api_key))]
 
     async def answer(request: Request, endpoint: Endpoint) -> Response:
         body = await read_body(request, max_body_bytes)
-        flow = await unless_gone(request, flows.start(panels, endpoint, body, request_id(request)))
+        ticket = ticket_of(request)
+        starting = flows.start(
+            metered(panels, ticket, metrics), endpoint, body, request_id(request)
+        )
+        flow = await unless_gone(request, starting)
+        ticket.hold_prompts(flow.prompts)
         if flow.is_stream:
             return sse.EventStream(await unless_gone(request, sse.primed(flows.stream(flow))))
         return json_response(await unless_gone(request, flows.whole(flow)))
 
-    @app.post("/v1/chat/completions", summary="Chat", dependencies=guarded)
+    @app.post("/v1/chat/completions", summary="Chat")
     async def chat(request: Request) -> Response:
         return await answer(request, "chat")
 
-    @app.post("/v1/completions", summary="Completions", dependencies=guarded)
+    @app.post("/v1/completions", summary="Completions")
     async def completions(request: Request) -> Response:
         return await answer(request, "completions")
 
-    @app.post("/tokenize", summary="Text or messages to token ids", dependencies=guarded)
+    @app.post("/tokenize", summary="Text or messages to token ids")
     async def tokenize(request: Request) -> Response:
         return json_response(await panels.render.tokenize(await read_body(request, max_body_bytes)))
 
-    @app.post("/detokenize", summary="Token ids to text", dependencies=guarded)
+    @app.post("/detokenize", summary="Token ids to text")
     async def detokenize(request: Request) -> Response:
         return json_response(
             await panels.render.detokenize(await read_body(request, max_body_bytes))
         )
 
-    @app.get("/tokenizer_info", summary="What the tokenizer is", dependencies=guarded)
+    @app.get("/tokenizer_info", summary="What the tokenizer is")
     async def tokenizer_info() -> Response:
         return json_response(await panels.render.tokenizer_info())
 
     return app
-
-
-def _guard(api_key: SecretStr | None) -> Callable[[Request], Awaitable[None]]:
-    """A dependency that lets a request in only with the right bearer token."""
-    wanted = None if api_key is None else api_key.get_secret_value().encode()
-
-    async def check(request: Request) -> None:
-        if wanted is None:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), wanted)
-        if scheme.lower() != "bearer" or not is_right:
-            raise UnauthenticatedError("a valid API key is needed as a bearer token")
-
-    return check

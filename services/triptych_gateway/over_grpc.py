@@ -16,6 +16,7 @@ from triptych.convert import (
 )
 from triptych.convert_structured import vocabulary_from_proto, vocabulary_to_proto
 from triptych.errors import UnavailableError
+from triptych.hops import NO_HOPS, Hops
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
 from triptych.rpc import RpcErrors, call_metadata, open_channel
 from triptych.v1 import (
@@ -37,9 +38,9 @@ INFO_TIMEOUT_S = 2.0
 class GrpcRender:
     """render at ``target`` (host:port)."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, hops: Hops = NO_HOPS) -> None:
         self._name = f"render at {target}"
-        self._channel = open_channel(target)
+        self._channel = open_channel(target, hops)
         self._stub = render_pb2_grpc.RenderServiceStub(self._channel)
 
     async def render(self, endpoint: Endpoint, body: bytes, request_id: str) -> Rendered:
@@ -74,10 +75,10 @@ class GrpcRender:
 class GrpcGenerate:
     """generate at ``target`` (host:port). ``timeout_s`` bounds a whole answer."""
 
-    def __init__(self, target: str, *, timeout_s: float) -> None:
+    def __init__(self, target: str, *, timeout_s: float, hops: Hops = NO_HOPS) -> None:
         self._name = f"generate at {target}"
         self._timeout_s = timeout_s
-        self._channel = open_channel(target)
+        self._channel = open_channel(target, hops)
         self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
@@ -110,10 +111,10 @@ class GrpcGenerate:
 class GrpcDerender:
     """derender at ``target`` (host:port). ``timeout_s`` bounds a whole streamed reply."""
 
-    def __init__(self, target: str, *, timeout_s: float) -> None:
+    def __init__(self, target: str, *, timeout_s: float, hops: Hops = NO_HOPS) -> None:
         self._name = f"derender at {target}"
         self._timeout_s = timeout_s
-        self._channel = open_channel(target)
+        self._channel = open_channel(target, hops)
         self._stub = derender_pb2_grpc.DerenderServiceStub(self._channel)
 
     @asynccontextmanager

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from triptych import logs
+from triptych.hops import panel_hops
 from triptych.models import ensure, require_files
 from triptych.serving import Service, run_service
 from triptych.settings import parse_settings
@@ -18,9 +19,7 @@ def main(args: list[str]) -> int:
     settings = parse_settings(GenerateSettings, args)
     logs.configure(settings.log_level)
     service = GenerateService.load(engine_options(settings))
-    return run_service(
-        lambda: create_generate_service(service, settings), log_level=settings.log_level
-    )
+    return run_service(lambda: create_generate_service(service, settings), settings)
 
 
 def engine_options(settings: GenerateSettings) -> EngineOptions:
@@ -64,6 +63,7 @@ def create_generate_service(service: GenerateService, settings: GenerateSettings
         name="generate",
         app=create_generate_app(service, max_body_bytes=settings.max_body_bytes),
         settings=settings,
+        hops=panel_hops(settings),
         rpc=create_generate_rpc(service),
         grpc_port=settings.grpc_port,
         background=step_loop,

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -11,6 +11,7 @@ import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from triptych.channel import CarryingChannel
 from triptych.drain import Drain, stopping_error
 from triptych.errors import (
     LEAVES,
@@ -19,8 +20,10 @@ from triptych.errors import (
     InternalError,
     SetupError,
     TriptychError,
+    UnauthenticatedError,
     UnavailableError,
 )
+from triptych.hops import AUTHORIZATION, NO_HOPS, Hops
 from triptych.request_ids import HEADER, accept_request_id
 
 #: Bytes; a prompt of a million ids and 20 candidates at 32k positions fit.
@@ -40,6 +43,8 @@ _SIZES: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 ]
 
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +53,8 @@ class RpcServer:
 
     def __init__(self, services: Sequence[str]) -> None:
         options = [*_SIZES, *_KEEP_ALIVE, ("grpc.so_reuseport", 0)]
-        self.server = grpc.aio.server(options=options)
+        self._door = _Door()
+        self.server = grpc.aio.server(options=options, interceptors=(self._door,))
         self.drain = Drain()
         self._health = health.aio.HealthServicer()
         self._services = tuple(services)
@@ -56,14 +62,18 @@ class RpcServer:
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
 
-    def bind(self, host: str, port: int) -> int:
-        """The port that was bound.
+    def bind(self, host: str, port: int, hops: Hops) -> int:
+        """The port that was bound; ``hops`` say who may call there.
 
         Raises:
             SetupError: it is in use or not allowed.
         """
+        self._door.hops = hops
+        address = f"{host}:{port}"
         try:
-            return self.server.add_insecure_port(f"{host}:{port}")
+            if hops.tls is None:
+                return self.server.add_insecure_port(address)
+            return self.server.add_secure_port(address, hops.tls.server_credentials())
         except RuntimeError as error:
             raise SetupError(f"cannot listen for gRPC on {host}:{port}: in use?") from error
 
@@ -82,8 +92,47 @@ class RpcServer:
         await self.server.stop(grace_s)
 
 
-def open_channel(target: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(target, options=[*_SIZES, *_KEEP_ALIVE])
+class _Door(grpc.aio.ServerInterceptor):
+    """Lets those in who know the hop secret; probes of health have no secret."""
+
+    def __init__(self) -> None:
+        self.hops = NO_HOPS
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "_Handler | None":
+        method = handler_call_details.method
+        metadata = {key: str(value) for key, value in handler_call_details.invocation_metadata}
+        if not method.startswith(f"/{health.SERVICE_NAME}/"):
+            try:
+                self.hops.check(metadata.get(AUTHORIZATION, ""))
+            except UnauthenticatedError as error:
+                return _refusing(error)
+        return await continuation(handler_call_details)
+
+
+def _refusing(error: TriptychError) -> "_Handler":
+    """Ends a call of any kind with ``error``, before any message is read."""
+
+    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await _abort(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def open_channel(target: str, hops: Hops = NO_HOPS) -> grpc.aio.Channel:
+    """A channel to ``target`` (host:port), where ``hops`` say who this end is."""
+    options = [*_SIZES, *_KEEP_ALIVE]
+    if hops.tls is None:
+        channel = grpc.aio.insecure_channel(target, options=options)
+    else:
+        if hops.tls_name is not None:
+            options.append(("grpc.ssl_target_name_override", hops.tls_name))
+        credentials = hops.tls.channel_credentials()
+        channel = grpc.aio.secure_channel(target, credentials, options=options)
+    return CarryingChannel(channel, lambda: hops.credentials)
 
 
 def call_metadata(request_id: str) -> grpc.aio.Metadata:

@@ -1,0 +1,164 @@
+"""The edge of an HTTP service: every request passes it once, on its way in and on its way out."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from triptych.drain import Drain, stopping_error
+from triptych.errors import InternalError, TriptychError, UnavailableError
+from triptych.logs import ms
+from triptych.metrics import Metrics
+from triptych.request_ids import HEADER, accept_request_id
+
+#: Around a request of which only the head was read. Raises what refuses it.
+Gate = Callable[[Scope], AbstractContextManager[None]]
+
+_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
+#: What passes no gate: probes and scrapers have no keys, and the rest says nothing of anyone.
+OPEN_PATHS = _QUIET_PATHS | {"/version", "/docs", "/docs/oauth2-redirect", "/redoc"}
+OPEN_PATHS |= {"/openapi.json"}
+#: The endpoint of all paths that do not exist.
+_UNKNOWN = "unknown"
+#: Methods of requests that are answered while the service drains.
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def open_gate(scope: Scope) -> AbstractContextManager[None]:
+    """Let everyone in."""
+    return contextlib.nullcontext()
+
+
+class RequestEdge:
+    """ASGI middleware: id, gate, metrics, drain, the request's log line, the last error net.
+
+    ``app.state.gate`` is asked before anything but the head of a request is read.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        service: str,
+        metrics: Metrics,
+        drain: Drain,
+        control_paths: frozenset[str],
+        open_paths: frozenset[str],
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._drain = drain
+        self._control_paths = control_paths
+        self._open_paths = OPEN_PATHS | open_paths
+        self._log = logging.getLogger(f"triptych.{service}")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(HEADER.encode(), b"").decode("latin-1")
+        request_id = scope["triptych.request_id"] = accept_request_id(given)
+        scope["triptych.notes"] = {}
+        scope["triptych.headers"] = {HEADER: request_id}
+        status = 499
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *(
+                        (name.encode(), value.encode())
+                        for name, value in scope["triptych.headers"].items()
+                    ),
+                    *([(b"connection", b"close")] if self._drain.is_draining else ()),
+                ]
+            await send(message)
+
+        start = time.perf_counter()
+        try:
+            with self._passage(scope):
+                await self._app(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            status = 499
+        except (UnavailableError, asyncio.CancelledError):  # the server stops: no room, or no time
+            await error_response(stopping_error())(scope, receive, send_with_headers)
+        except TriptychError as error:  # the gate's
+            scope["triptych.notes"]["error"] = error.code or error.type
+            await error_response(error)(scope, receive, send_with_headers)
+        except Exception:  # noqa: BLE001  # the request edge
+            self._log.exception("request %s failed", request_id)
+            if status == 499:
+                response = error_response(InternalError("internal error; see the server's log"))
+                await response(scope, receive, send_with_headers)
+            status = 500
+        finally:
+            self._finish(scope, status, time.perf_counter() - start)
+
+    @contextlib.contextmanager
+    def _passage(self, scope: Scope) -> Iterator[None]:
+        """Around the request itself: counted, known to the drain, let in by the gate."""
+        path = scope["path"]
+        is_work = scope["method"] not in READS and path not in self._control_paths
+        gate = open_gate if path in self._open_paths else scope["app"].state.gate
+        with (
+            self._metrics.in_flight(is_counted=path not in _QUIET_PATHS),
+            self._drain.work() if is_work else contextlib.nullcontext(),
+            gate(scope),
+        ):
+            yield
+
+    def _finish(self, scope: Scope, status: int, seconds: float) -> None:
+        endpoint = _endpoint(scope)
+        self._metrics.observe(endpoint, str(status), seconds)
+        if endpoint in _QUIET_PATHS:
+            return
+        notes = {"id": scope["triptych.request_id"], **scope["triptych.notes"]}
+        path = "unknown path" if endpoint == _UNKNOWN else scope["path"]
+        facts = {"method": scope["method"], "path": path, "status": status}
+        self._log.info(
+            "%s %s %d %s%s",
+            *facts.values(),
+            ms(seconds),
+            "".join(f" {name}={value}" for name, value in notes.items()),
+            extra={"facts": {**facts, "ms": round(seconds * 1000, 1), **notes}},
+        )
+
+
+def _endpoint(scope: Scope) -> str:
+    """The path as it was declared; one name for all that were not."""
+    if route := scope.get("route"):
+        return str(route.path)
+    declared = {getattr(each, "path", None) for each in scope["app"].routes}
+    return scope["path"] if scope["path"] in declared else _UNKNOWN
+
+
+def request_id(request: Request) -> str:
+    return str(request.scope["triptych.request_id"])
+
+
+def note(request: Request, /, **notes: Any) -> None:
+    """Add ``notes`` to the request's one log line. Never text or ids of a prompt or an output."""
+    request.scope["triptych.notes"].update(notes)
+
+
+def error_response(error: TriptychError) -> Response:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    return Response(
+        msgspec.json.encode(error.body()),
+        status_code=error.http_status,
+        media_type="application/json",
+        headers=headers,
+    )
