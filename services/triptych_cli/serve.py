@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from triptych import logs
+from triptych import logs, tracing
 from triptych.errors import SetupError, UnavailableError
 from triptych.hops import Hops, read_secret
 from triptych.models import ModelLocation, ensure
@@ -98,6 +98,7 @@ class ServeSettings(
 def main(args: list[str]) -> int:
     settings = _with_generate_ports(parse_settings(ServeSettings, args))
     logs.configure(settings.log_level, settings.log_format)
+    tracing.configure("serve", settings.otlp_endpoint)
     location = ensure(settings.model)
     return run_loop(_serve(settings, location))
 

@@ -17,7 +17,7 @@ from triptych_generate.settings import GenerateSettings
 
 def main(args: list[str]) -> int:
     settings = parse_settings(GenerateSettings, args)
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     service = GenerateService.load(engine_options(settings))
     return run_service(lambda: create_generate_service(service, settings), settings)
 
@@ -41,6 +41,7 @@ def engine_options(settings: GenerateSettings) -> EngineOptions:
         max_step_tokens=settings.max_step_tokens,
         max_num_sequences=settings.max_num_sequences,
         max_waiting=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
         max_logprobs=settings.max_logprobs,
         cuda_graphs=settings.cuda_graphs,
         num_threads=settings.threads,

@@ -6,18 +6,22 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from triptych import tracing
 from triptych.drain import Drain, stopping_error
 from triptych.errors import InternalError, TriptychError, UnavailableError
 from triptych.logs import ms
 from triptych.metrics import Metrics
 from triptych.request_ids import HEADER, accept_request_id
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 #: Around a request of which only the head was read. Raises what refuses it.
 Gate = Callable[[Scope], AbstractContextManager[None]]
@@ -26,6 +30,7 @@ _QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 #: What passes no gate: probes and scrapers have no keys, and the rest says nothing of anyone.
 OPEN_PATHS = _QUIET_PATHS | {"/version", "/docs", "/docs/oauth2-redirect", "/redoc"}
 OPEN_PATHS |= {"/openapi.json"}
+_SERVER_ERRORS = 500
 #: The endpoint of all paths that do not exist.
 _UNKNOWN = "unknown"
 #: Methods of requests that are answered while the service drains.
@@ -58,15 +63,17 @@ class RequestEdge:
         self._drain = drain
         self._control_paths = control_paths
         self._open_paths = OPEN_PATHS | open_paths
+        self._service = service
         self._log = logging.getLogger(f"triptych.{service}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        given = headers.get(HEADER.encode(), b"").decode("latin-1")
-        request_id = scope["triptych.request_id"] = accept_request_id(given)
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        request_id = scope["triptych.request_id"] = accept_request_id(headers.get(HEADER))
         scope["triptych.notes"] = {}
         scope["triptych.headers"] = {HEADER: request_id}
         status = 499
@@ -86,24 +93,40 @@ class RequestEdge:
             await send(message)
 
         start = time.perf_counter()
+        span = None if scope["path"] in _QUIET_PATHS else tracing.start(scope["method"], headers)
         try:
-            with self._passage(scope):
+            with tracing.current(span), self._passage(scope):
                 await self._app(scope, receive, send_with_headers)
         except ClientDisconnect:
             status = 499
         except (UnavailableError, asyncio.CancelledError):  # the server stops: no room, or no time
+            scope["triptych.notes"]["error"] = UnavailableError.code
             await error_response(stopping_error())(scope, receive, send_with_headers)
         except TriptychError as error:  # the gate's
             scope["triptych.notes"]["error"] = error.code or error.type
             await error_response(error)(scope, receive, send_with_headers)
         except Exception:  # noqa: BLE001  # the request edge
             self._log.exception("request %s failed", request_id)
+            scope["triptych.notes"]["error"] = InternalError.code
             if status == 499:
                 response = error_response(InternalError("internal error; see the server's log"))
                 await response(scope, receive, send_with_headers)
             status = 500
         finally:
             self._finish(scope, status, time.perf_counter() - start)
+            self._end_span(span, scope, status)
+
+    def _end_span(self, span: "Span | None", scope: Scope, status: int) -> None:
+        endpoint = _endpoint(scope)
+        attributes = {
+            "triptych.service": self._service,
+            "triptych.request_id": scope["triptych.request_id"],
+            "http.request.method": scope["method"],
+            "http.response.status_code": status,
+            "http.route": endpoint,
+        }
+        name = f"{scope['method']} {endpoint}"
+        tracing.end(span, attributes, name=name, is_error=status >= _SERVER_ERRORS)
 
     @contextlib.contextmanager
     def _passage(self, scope: Scope) -> Iterator[None]:
@@ -120,7 +143,8 @@ class RequestEdge:
 
     def _finish(self, scope: Scope, status: int, seconds: float) -> None:
         endpoint = _endpoint(scope)
-        self._metrics.observe(endpoint, str(status), seconds)
+        error = scope["triptych.notes"].get("error")
+        self._metrics.observe(endpoint, str(status), seconds, error)
         if endpoint in _QUIET_PATHS:
             return
         notes = {"id": scope["triptych.request_id"], **scope["triptych.notes"]}

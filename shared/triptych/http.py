@@ -70,6 +70,7 @@ def create_app(
     """
     app = FastAPI(title=f"triptych {service}", description=description, version=_version())
     metrics = Metrics(service, gauges, collectors)
+    app.state.metrics = metrics
     app.state.drain = drain = Drain()
     app.state.gate = gate
     app.add_middleware(

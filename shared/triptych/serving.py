@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from triptych import logs
+from triptych import logs, tracing
 from triptych.cors import with_cors
 from triptych.errors import SetupError
 from triptych.hops import NO_HOPS, Hops
@@ -180,6 +180,7 @@ async def running(service: Service) -> AsyncIterator[Listener]:
         if gate := service.hops.json_gate():
             service.app.state.gate = gate
         if service.rpc is not None:
+            service.app.state.metrics.registry.register(service.rpc.metrics)
             grpc_port = service.rpc.bind(host, service.grpc_port, service.hops)
             service.addresses.append(f"grpc://{host}:{grpc_port}")
         async with service.background():
@@ -207,6 +208,7 @@ def run_service(start: Callable[[], Service], settings: ServiceSettings) -> int:
     async def main() -> int:
         signals = stop_on_signals()
         service = start()
+        tracing.configure(service.name, settings.otlp_endpoint)
         await serve([service], signals=signals, on_ready=lambda: _log_ready(service))
         return 0
 

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from typing import Any
 
 import msgspec
 from fastapi import Response
@@ -59,7 +60,7 @@ class EventStream(Response):
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
+        sending = asyncio.ensure_future(self._send_all(send, scope["triptych.notes"]))
         others = [
             asyncio.ensure_future(_disconnected(receive)),
             asyncio.ensure_future(self._keep_alive(send)),
@@ -71,6 +72,7 @@ class EventStream(Response):
                 scope["triptych.notes"]["client"] = "gone"
         except asyncio.CancelledError:  # the server stops, and this answer took too long to end
             is_cut_off = True
+            scope["triptych.notes"]["error"] = stopping_error().code
         for task in (sending, *others):
             task.cancel()
         await asyncio.gather(sending, *others, return_exceptions=True)
@@ -79,11 +81,11 @@ class EventStream(Response):
             body = error_event(stopping_error())
             await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, notes: dict[str, Any]) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        async for part in _ending_in_error_event(self._frames):
+        async for part in _ending_in_error_event(self._frames, notes):
             self._last_sent = time.monotonic()
             await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -98,14 +100,18 @@ class EventStream(Response):
             await asyncio.sleep(KEEP_ALIVE_S - silence_s)
 
 
-async def _ending_in_error_event(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _ending_in_error_event(
+    frames: AsyncIterator[bytes], notes: dict[str, Any]
+) -> AsyncIterator[bytes]:
     try:
         async for item in frames:
             yield item
     except TriptychError as error:
+        notes["error"] = error.code or error.type
         yield error_event(error)
     except Exception:  # noqa: BLE001  # a request edge: what it raises cannot be a status any more
         _log.exception("a stream failed")
+        notes["error"] = InternalError.code
         yield error_event(InternalError("internal error; see the server's log"))
 
 
