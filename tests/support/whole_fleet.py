@@ -14,7 +14,7 @@ from support.generate_runs import load_service
 from support.scripted import TextPanels
 from support.tiny_models import make_tiny_model
 from triptych.hops import NO_HOPS, Hops
-from triptych.serving import Service, running
+from triptych.serving import Listener, Service, running
 from triptych_derender.__main__ import create_derender_service
 from triptych_derender.settings import DerenderSettings
 from triptych_gateway.__main__ import create_gateway_service
@@ -36,9 +36,13 @@ class Fleet:
     """The services by name, listening."""
 
     services: dict[str, Service]
+    listeners: dict[str, Listener]
 
     def http(self, name: str) -> str:
         return self.services[name].addresses[0]
+
+    def grpc(self, name: str) -> str:
+        return self.services[name].addresses[1].removeprefix("grpc://")
 
     async def metrics(self, name: str) -> str:
         async with httpx.AsyncClient(timeout=20) as client:
@@ -70,18 +74,15 @@ async def whole_fleet(
         "generate": create_generate_service(engine, GenerateSettings(**asked)),
     }
     async with contextlib.AsyncExitStack() as stack:
-        for service in services.values():
-            await stack.enter_async_context(running(service))
-        render, generate, derender = (
-            services[name].addresses[1].removeprefix("grpc://")
-            for name in ("render", "generate", "derender")
-        )
+        fleet = Fleet(services, {})
+        for name, service in services.items():
+            fleet.listeners[name] = await stack.enter_async_context(running(service))
         links = (
-            GrpcRender(render, hops=hops),
-            GrpcGenerate(generate, timeout_s=60, hops=hops),
-            GrpcDerender(derender, timeout_s=60, hops=hops),
+            GrpcRender(fleet.grpc("render"), hops=hops),
+            GrpcGenerate(fleet.grpc("generate"), timeout_s=60, hops=hops),
+            GrpcDerender(fleet.grpc("derender"), timeout_s=60, hops=hops),
         )
         settings = GatewaySettings(http_port=0, drain_timeout_s=2, **(gateway or {}))
         services["gateway"] = create_gateway_service(Panels(*links), settings, list(links))
-        await stack.enter_async_context(running(services["gateway"]))
-        yield Fleet(services)
+        fleet.listeners["gateway"] = await stack.enter_async_context(running(services["gateway"]))
+        yield fleet
