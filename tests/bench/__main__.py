@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from bench import scale
+from bench import overload, scale
 from bench.bound import linear_bound
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -161,6 +161,22 @@ async def run_case(case: Case, targets: list[Target], repeats: int) -> list[floa
 
 def main() -> int:
     arguments = parse()
+    if any(arguments.only in name for name in ("scale", *(case.name for case in cases()))):
+        measure_running(arguments)
+    if arguments.only in "overload":
+        print(overload.run(arguments.seconds), flush=True)
+    if arguments.only in "wire":
+        size, ms = wire_cost()
+        print(f"| wire, 512 tokens with top-20 | {size:,} bytes, {ms:.2f} ms | | |", flush=True)
+    if arguments.only in "bound":
+        for rows in (1, 4, 16):
+            bound = linear_bound(ensure("smollm2").directory, rows, getattr(torch, arguments.dtype))
+            print(f"| linear-only bound, {rows} rows | {bound:.0f} tok/s | | |", flush=True)
+    return 0
+
+
+def measure_running(arguments: argparse.Namespace) -> None:
+    """The rows that need a stack of ours, and the peer where one is given."""
     with ours(arguments) as target:
         targets = [target]
         if arguments.peer:
@@ -173,14 +189,6 @@ def main() -> int:
                 print(row(case, medians), flush=True)
         if arguments.only in "scale":
             print("\n" + scale.run(target.generate, _SCALE_PLOT), flush=True)
-    if arguments.only in "wire":
-        size, ms = wire_cost()
-        print(f"| wire, 512 tokens with top-20 | {size:,} bytes, {ms:.2f} ms | | |", flush=True)
-    if arguments.only in "bound":
-        for rows in (1, 4, 16):
-            bound = linear_bound(ensure("smollm2").directory, rows, getattr(torch, arguments.dtype))
-            print(f"| linear-only bound, {rows} rows | {bound:.0f} tok/s | | |", flush=True)
-    return 0
 
 
 def row(case: Case, medians: list[float]) -> str:
@@ -209,6 +217,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=60, help="of the overload")
     parser.add_argument("--only", default="", help="measure only the rows whose name holds this")
     return parser.parse_args()
 

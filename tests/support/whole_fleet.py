@@ -62,16 +62,23 @@ async def whole_fleet(
     hops: Hops = NO_HOPS,
     panel: dict[str, Any] | None = None,
     gateway: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
 ) -> AsyncIterator[Fleet]:
-    """``panel`` and ``gateway``: settings of these; ``hops``: who the gateway is to the panels."""
-    engine = await asyncio.to_thread(
-        load_service, generate_model, served_model_name=texts.renderer.model
+    """``panel``, ``gateway``: settings of these; ``engine``: options of generate's engine.
+
+    ``hops``: who the gateway is to the panels.
+    """
+    generate = await asyncio.to_thread(
+        load_service,
+        generate_model,
+        served_model_name=texts.renderer.model,
+        **(engine or {}),
     )
     asked = {**_PORTS, **(panel or {})}
     services = {
         "render": create_render_service(texts.renderer, RenderSettings(**asked)),
         "derender": create_derender_service(texts.derenderer, DerenderSettings(**asked)),
-        "generate": create_generate_service(engine, GenerateSettings(**asked)),
+        "generate": create_generate_service(generate, GenerateSettings(**asked)),
     }
     async with contextlib.AsyncExitStack() as stack:
         fleet = Fleet(services, {})
