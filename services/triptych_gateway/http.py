@@ -9,7 +9,7 @@ from triptych.metrics import GaugeSource
 from triptych.reply import Endpoint
 from triptych_gateway import flows
 from triptych_gateway.flows import Panels
-from triptych_gateway.gate import Gate, KeySource, Room, ticket_of
+from triptych_gateway.gate import Gate, KeySource, Room, Ticket, ticket_of
 from triptych_gateway.metered import metered
 from triptych_gateway.metrics import GatewayMetrics
 
@@ -51,14 +51,8 @@ def create_gateway_app(
     async def answer(request: Request, endpoint: Endpoint) -> Response:
         body = await read_body(request, max_body_bytes)
         ticket = ticket_of(request)
-        starting = flows.start(
-            metered(panels, ticket, metrics), endpoint, body, request_id(request)
-        )
-        flow = await unless_gone(request, starting)
-        ticket.hold_prompts(flow.prompts)
-        if flow.is_stream:
-            return sse.EventStream(await unless_gone(request, sse.primed(flows.stream(flow))))
-        return json_response(await unless_gone(request, flows.whole(flow)))
+        own = metered(panels, ticket, metrics)
+        return await unless_gone(request, _begin(own, ticket, endpoint, body, request_id(request)))
 
     @app.post("/v1/chat/completions", summary="Chat")
     async def chat(request: Request) -> Response:
@@ -83,3 +77,14 @@ def create_gateway_app(
         return json_response(await panels.render.tokenizer_info())
 
     return app
+
+
+async def _begin(
+    panels: Panels, ticket: Ticket, endpoint: Endpoint, body: bytes, request_id: str
+) -> Response:
+    """The whole answer, or a stream that has its first frame."""
+    flow = await flows.start(panels, endpoint, body, request_id)
+    ticket.hold_prompts(flow.prompts)
+    if flow.is_stream:
+        return sse.EventStream(await sse.primed(flows.stream(flow)))
+    return json_response(await flows.whole(flow))

@@ -11,6 +11,10 @@ from triptych_gateway.gate import Ticket
 from triptych_gateway.links import DerenderLink, GenerateLink, RenderLink, ReplyFeed
 from triptych_gateway.metrics import GatewayMetrics
 
+#: Tokens of one prompt's answer that are added to the figures at once: adding costs as much as
+#: passing a message on.
+_COUNTED_TOGETHER = 32
+
 
 def metered(panels: Panels, ticket: Ticket, metrics: GatewayMetrics) -> Panels:
     """``panels`` for the request of ``ticket``."""
@@ -50,31 +54,34 @@ class MeteredGenerate:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
         start = time.perf_counter()
         first_at = last_at = 0.0
-        num_after_first = 0
-        async with aclosing(self._link.generate(request)) as deltas:
-            async for delta in deltas:
-                last_at = time.perf_counter()
-                num_tokens = sum(len(choice.token_ids) for choice in delta.choices)
-                if not first_at:
-                    first_at = last_at
-                    self._metrics.hop_answered("generate", seconds=last_at - start)
-                else:
-                    num_after_first += num_tokens
-                self._count(num_tokens, last_at)
-                yield delta
-        if num_after_first:
-            between = (last_at - first_at) / num_after_first
-            self._metrics.answer_ended(seconds_between=between)
+        num_tokens = num_counted = num_first = 0
+        try:
+            async with aclosing(self._link.generate(request)) as deltas:
+                async for delta in deltas:
+                    for choice in delta.choices:
+                        num_tokens += len(choice.token_ids)
+                    last_at = time.perf_counter()
+                    if not first_at:
+                        first_at, num_first = last_at, num_tokens
+                        self._begin(last_at, start)
+                    if num_tokens - num_counted >= _COUNTED_TOGETHER:
+                        self._ticket.count_output(num_tokens - num_counted)
+                        num_counted = num_tokens
+                    yield delta
+        finally:
+            self._ticket.count_output(num_tokens - num_counted)
+            if num_tokens > num_first:
+                between = (last_at - first_at) / (num_tokens - num_first)
+                self._metrics.answer_ended(seconds_between=between)
 
     async def info(self) -> ModelInfo:
         return await self._link.info()
 
-    def _count(self, num_tokens: int, now: float) -> None:
-        if num_tokens:
-            self._ticket.count_output(num_tokens)
-            if not self._has_begun:
-                self._has_begun = True
-                self._metrics.first_token_came(seconds=now - self._ticket.came_at)
+    def _begin(self, now: float, start: float) -> None:
+        self._metrics.hop_answered("generate", seconds=now - start)
+        if not self._has_begun:
+            self._has_begun = True
+            self._metrics.first_token_came(seconds=now - self._ticket.came_at)
 
 
 class MeteredDerender:

@@ -56,13 +56,13 @@ class RequestEdge:
         metrics: Metrics,
         drain: Drain,
         control_paths: frozenset[str],
-        open_paths: frozenset[str],
+        open_prefixes: tuple[str, ...],
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._drain = drain
         self._control_paths = control_paths
-        self._open_paths = OPEN_PATHS | open_paths
+        self._open_prefixes = open_prefixes
         self._service = service
         self._log = logging.getLogger(f"triptych.{service}")
 
@@ -133,7 +133,8 @@ class RequestEdge:
         """Around the request itself: counted, known to the drain, let in by the gate."""
         path = scope["path"]
         is_work = scope["method"] not in READS and path not in self._control_paths
-        gate = open_gate if path in self._open_paths else scope["app"].state.gate
+        is_open = path in OPEN_PATHS or path.startswith(self._open_prefixes)
+        gate = open_gate if is_open else scope["app"].state.gate
         with (
             self._metrics.in_flight(is_counted=path not in _QUIET_PATHS),
             self._drain.work() if is_work else contextlib.nullcontext(),

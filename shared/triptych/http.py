@@ -52,7 +52,7 @@ def create_app(
     gauges: tuple[GaugeSource, ...] = (),
     collectors: tuple[Collector, ...] = (),
     control_paths: frozenset[str] = frozenset(),
-    open_paths: frozenset[str] = frozenset(),
+    open_prefixes: tuple[str, ...] = (),
 ) -> FastAPI:
     """An app with health, readiness, metrics, version, models, request ids and error mapping.
 
@@ -62,11 +62,11 @@ def create_app(
         model: name and context length of the served model, or where to ask for them.
         is_alive: False ends ``/health`` and ``/ready`` in 503.
         is_ready: whether requests can be served now.
-        gate: asked about each request but those of ``edge.OPEN_PATHS`` and ``open_paths``.
+        gate: asked about each request but those of ``edge.OPEN_PATHS`` and ``open_prefixes``.
         gauges: figures of the service for ``/metrics``, read when they are asked for.
         collectors: counters and histograms of the service, under no registry yet.
         control_paths: what is answered while the service drains, beside all that only reads.
-        open_paths: what everyone may ask, beside the common ones.
+        open_prefixes: paths that begin so are open to everyone, beside the common ones.
     """
     app = FastAPI(title=f"triptych {service}", description=description, version=_version())
     metrics = Metrics(service, gauges, collectors)
@@ -79,7 +79,7 @@ def create_app(
         metrics=metrics,
         drain=drain,
         control_paths=control_paths,
-        open_paths=open_paths,
+        open_prefixes=open_prefixes,
     )
     app.add_exception_handler(TriptychError, _on_triptych_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -18,7 +18,7 @@ ROOM = 64
 #: How many times the capacity is asked for.
 FACTOR = 10
 _OUTPUT = 16
-_PEAK_S = 20.0
+_PEAK_S = 10.0
 _MEMORY_EVERY_S = 5.0
 
 
@@ -39,7 +39,7 @@ def run(seconds: float) -> str:
 
 
 async def _measure(gateway: str, generate: str, seconds: float) -> str:
-    await _closed_loop(gateway, 5.0)
+    await _closed_loop(gateway, 3.0)
     peak = await _closed_loop(gateway, _PEAK_S)
     tally, length = await _open_loop(gateway, generate, FACTOR * peak, seconds)
     rate = tally.num_whole / length
