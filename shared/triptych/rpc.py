@@ -206,12 +206,12 @@ class RpcEdge:
         self._span: Span | None = None
 
     async def __aenter__(self) -> None:
-        if self._call.method not in _SPANLESS:
-            self._span = tracing.start(self._call.method, self._call.metadata)
         try:
             self._work.__enter__()
         except UnavailableError as error:
             await _abort(self._context, error)
+        if self._call.method not in _SPANLESS:
+            self._span = tracing.start(self._call.method, self._call.metadata)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
