@@ -7,20 +7,23 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
 from typing import Literal
 
 from pydantic import Field, SecretStr
 
-from triptych import logs
+from triptych import logs, tracing
 from triptych.errors import SetupError, UnavailableError
+from triptych.hops import Hops, read_secret
 from triptych.models import ModelLocation, ensure
 from triptych.serving import Service, first_of, run_loop, serve, stop_on_signals
 from triptych.settings import (
     LogLevel,
     ModelSettings,
+    SecretSettings,
     ServiceSettings,
     TemplateSettings,
     parse_settings,
@@ -33,7 +36,7 @@ from triptych_gateway.__main__ import create_gateway_service
 from triptych_gateway.flows import Panels
 from triptych_gateway.in_process import InProcessDerender, InProcessRender
 from triptych_gateway.over_grpc import GrpcGenerate
-from triptych_gateway.settings import GatewaySettings
+from triptych_gateway.settings import AdmissionSettings, GatewaySettings
 from triptych_gateway.vocabularies import WithVocabulary
 from triptych_render.__main__ import create_render_service, load_renderer
 from triptych_render.settings import RenderSettings
@@ -41,9 +44,27 @@ from triptych_render.settings import RenderSettings
 #: Seconds between the end of generate's drain and the kill of a process that does not end.
 _CHILD_GRACE_S = 1.5
 _PR_SET_PDEATHSIG = 1
+_PASSED_TO_GENERATE = {
+    "model",
+    "served_model_name",
+    "max_model_len",
+    "max_logprobs",
+    "host",
+    "device",
+    "dtype",
+    "threads",
+    "kv_cache_gb",
+    "log_level",
+    "log_format",
+    "otlp_endpoint",
+    "cors_origins",
+    "drain_timeout_s",
+}
 
 
-class ServeSettings(ServiceSettings, ModelSettings, TemplateSettings):
+class ServeSettings(
+    ServiceSettings, ModelSettings, TemplateSettings, SecretSettings, AdmissionSettings
+):
     """Serve a model on this machine: gateway, render, generate and derender."""
 
     model_config = settings_config("TRIPTYCH_SERVE_", "serve")
@@ -65,10 +86,7 @@ class ServeSettings(ServiceSettings, ModelSettings, TemplateSettings):
     kv_cache_gb: float | None = Field(
         None, gt=0, description="memory for the KV cache, in GB; default: from the free memory"
     )
-    request_timeout_s: float = Field(600.0, gt=0, description="seconds that one answer may take")
-    api_key: SecretStr | None = Field(
-        None, description="key that clients of the gateway must send; default: none needed"
-    )
+    max_requests: int = Field(256, ge=1, description="requests in work; above it: 429")
     state_key: SecretStr | None = Field(
         None, min_length=16, description="key that signs derender's stream_state"
     )
@@ -80,7 +98,8 @@ class ServeSettings(ServiceSettings, ModelSettings, TemplateSettings):
 
 def main(args: list[str]) -> int:
     settings = _with_generate_ports(parse_settings(ServeSettings, args))
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
+    tracing.configure("serve", settings.otlp_endpoint)
     location = ensure(settings.model)
     return run_loop(_serve(settings, location))
 
@@ -89,8 +108,9 @@ async def _serve(settings: ServeSettings, location: ModelLocation) -> int:
     """Serve until a signal (0) or until generate dies (1)."""
     signals = stop_on_signals()
     target = f"{settings.host}:{settings.generate_grpc_port}"
-    async with _generate_process(settings, signals.now) as process:
-        link = GrpcGenerate(target, timeout_s=settings.request_timeout_s)
+    hops = Hops(secret=read_secret(settings))
+    async with _generate_process(settings, hops.secret, signals.now) as process:
+        link = GrpcGenerate(target, timeout_s=settings.request_timeout_s, hops=hops)
         services = _services(settings, link)
         died = asyncio.create_task(process.wait())
         info = await _until_up(link, died, signals.drain)
@@ -110,11 +130,13 @@ async def _serve(settings: ServeSettings, location: ModelLocation) -> int:
 
 def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
     common = settings.model_dump(include=set(ServiceSettings.model_fields) - {"http_port"})
+    secret = settings.model_dump(include=set(SecretSettings.model_fields))
     shared_fields = {*ModelSettings.model_fields, *TemplateSettings.model_fields}
     model = settings.model_dump(include=shared_fields)
     del common["max_body_bytes"]
     render = RenderSettings(
         **common,
+        **secret,
         **model,
         max_body_bytes=settings.max_body_bytes,
         http_port=settings.render_http_port,
@@ -122,6 +144,7 @@ def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
     )
     derender = DerenderSettings(
         **common,
+        **secret,
         **model,
         state_key=settings.state_key,
         http_port=settings.derender_http_port,
@@ -131,8 +154,7 @@ def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
         **common,
         max_body_bytes=settings.max_body_bytes,
         http_port=settings.http_port,
-        api_key=settings.api_key,
-        request_timeout_s=settings.request_timeout_s,
+        **settings.model_dump(include=set(AdmissionSettings.model_fields)),
     )
     renderer, derenderer = load_renderer(render), load_derenderer(derender)
     derender_link = InProcessDerender(derenderer)
@@ -145,27 +167,27 @@ def _services(settings: ServeSettings, link: GrpcGenerate) -> list[Service]:
 
 
 @contextlib.asynccontextmanager
-async def _generate_process(settings: ServeSettings, now: asyncio.Event) -> AsyncIterator[Process]:
+async def _generate_process(
+    settings: ServeSettings, secret: bytes | None, now: asyncio.Event
+) -> AsyncIterator[Process]:
     """Generate as a child that ends with this process, whatever ends this process.
 
     It serves until this process's own requests have ended; then it drains too, until ``now``.
     """
     flags: dict[str, object] = {
-        **settings.model_dump(include={"model", "host", "device", "dtype", "log_level"}),
+        **settings.model_dump(include=_PASSED_TO_GENERATE),
         "http_port": settings.generate_http_port,
         "grpc_port": settings.generate_grpc_port,
-        "max_logprobs": settings.max_logprobs,
-        "drain_timeout_s": settings.drain_timeout_s,
-        "served_model_name": settings.served_model_name,
-        "max_model_len": settings.max_model_len,
-        "threads": settings.threads,
-        "kv_cache_gb": settings.kv_cache_gb,
     }
     command = [sys.executable, "-m", "triptych_cli", "generate"]
     for name, value in flags.items():
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
-    process = await asyncio.create_subprocess_exec(*command, preexec_fn=_end_with_parent)
+    with _readable(secret) as files:
+        command += [f"--hop-secret-file=/dev/fd/{file}" for file in files]
+        process = await asyncio.create_subprocess_exec(
+            *command, preexec_fn=_end_with_parent, pass_fds=files
+        )
     try:
         yield process
     finally:
@@ -176,6 +198,18 @@ async def _generate_process(settings: ServeSettings, now: asyncio.Event) -> Asyn
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+@contextlib.contextmanager
+def _readable(secret: bytes | None) -> Iterator[tuple[int, ...]]:
+    """A file without a name that holds ``secret``; a child's flags and variables can be seen."""
+    if secret is None:
+        yield ()
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(secret)
+        file.seek(0)
+        yield (file.fileno(),)
 
 
 async def _until_up(

@@ -1,5 +1,6 @@
 """``triptych derender``."""
 
+from triptych.hops import panel_hops
 from triptych.models import ensure, require_files
 from triptych.serving import Service, run_service
 from triptych.settings import parse_settings
@@ -12,9 +13,7 @@ from triptych_derender.settings import DerenderSettings
 def main(args: list[str]) -> int:
     settings = parse_settings(DerenderSettings, args)
     derenderer = load_derenderer(settings)
-    return run_service(
-        lambda: create_derender_service(derenderer, settings), log_level=settings.log_level
-    )
+    return run_service(lambda: create_derender_service(derenderer, settings), settings)
 
 
 def load_derenderer(settings: DerenderSettings) -> Derenderer:
@@ -41,6 +40,7 @@ def create_derender_service(derenderer: Derenderer, settings: DerenderSettings) 
         name="derender",
         app=create_derender_app(derenderer, max_body_bytes=settings.max_body_bytes),
         settings=settings,
+        hops=panel_hops(settings),
         rpc=create_derender_rpc(derenderer),
         grpc_port=settings.grpc_port,
     )

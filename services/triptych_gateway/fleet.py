@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
+from triptych.hops import NO_HOPS, Hops
 from triptych_gateway.addresses import split_addresses
 from triptych_gateway.failover import FailoverGenerate
 from triptych_gateway.failover_text import Derender, FailoverDerender, FailoverRender
@@ -24,7 +25,9 @@ _LinkT = TypeVar("_LinkT")
 class Fleet:
     """What ``settings`` name. Links are open, and replicas are watched, inside ``watched``."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, hops: Hops = NO_HOPS) -> None:
+        """``hops``: who this gateway is to the panels, and what it trusts."""
+        self._hops = hops
         self._timeout_s = settings.request_timeout_s
         take_over_timeout_s = settings.take_over_timeout_s
         options = WatchOptions(
@@ -34,7 +37,10 @@ class Fleet:
             stall_timeout_s=settings.stall_timeout_s,
         )
         self._renders: ReplicaSet[RenderLink] = ReplicaSet(
-            "render", split_addresses(settings.render), connect=_connect_render, options=options
+            "render",
+            split_addresses(settings.render),
+            connect=self._connect_render,
+            options=options,
         )
         self._derenders: ReplicaSet[Derender] = ReplicaSet(
             "derender",
@@ -67,22 +73,21 @@ class Fleet:
                 await stack.enter_async_context(watch)
             yield
 
+    def _connect_render(self, address: str) -> Connection[RenderLink]:
+        link = GrpcRender(address, hops=self._hops)
+        return _with_health(address, link, link, self._hops)
+
     def _connect_generate(self, address: str) -> Connection[GenerateLink]:
-        worker = generate_link(address, timeout_s=self._timeout_s)
+        worker = generate_link(address, timeout_s=self._timeout_s, hops=self._hops)
         return Connection(WithVocabulary(worker, self._derender), worker.info, worker.close)
 
     def _connect_derender(self, address: str) -> Connection[Derender]:
-        link = GrpcDerender(address, timeout_s=self._timeout_s)
-        return _with_health(address, link, link)
+        link = GrpcDerender(address, timeout_s=self._timeout_s, hops=self._hops)
+        return _with_health(address, link, link, self._hops)
 
 
-def _connect_render(address: str) -> Connection[RenderLink]:
-    link = GrpcRender(address)
-    return _with_health(address, link, link)
-
-
-def _with_health(address: str, link: _LinkT, closable: Closable) -> Connection[_LinkT]:
-    health = HealthProbe(address)
+def _with_health(address: str, link: _LinkT, closable: Closable, hops: Hops) -> Connection[_LinkT]:
+    health = HealthProbe(address, hops)
 
     async def close() -> None:
         await health.close()

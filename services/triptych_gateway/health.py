@@ -3,6 +3,7 @@
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from triptych.errors import UnavailableError
+from triptych.hops import NO_HOPS, Hops
 from triptych.rpc import RpcErrors, open_channel
 
 #: Seconds; whoever asks has a limit of their own.
@@ -12,9 +13,9 @@ _TIMEOUT_S = 10.0
 class HealthProbe:
     """The health service at ``target``. gRPC shares the connection with other channels to it."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, hops: Hops = NO_HOPS) -> None:
         self._target = target
-        self._channel = open_channel(target)
+        self._channel = open_channel(target, hops)
         self._stub = health_pb2_grpc.HealthStub(self._channel)
 
     async def check(self) -> None:

@@ -1,26 +1,31 @@
 """The gateway's OpenAI endpoints."""
 
-import hmac
 from collections.abc import Awaitable, Callable
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from prometheus_client.registry import Collector
-from pydantic import SecretStr
 
 from triptych import sse
-from triptych.errors import TriptychError, UnauthenticatedError
+from triptych.errors import TriptychError
 from triptych.http import create_app, json_response, read_body, request_id, unless_gone
+from triptych.metrics import GaugeSource
 from triptych.reply import Endpoint
 from triptych_gateway import flows
 from triptych_gateway.flows import Panels
-from triptych_gateway.lens_page import mount_lens
+from triptych_gateway.gate import Gate, KeySource, Room, Ticket, ticket_of
+from triptych_gateway.lens_page import LENS_PREFIX, mount_lens
+from triptych_gateway.metered import metered
+from triptych_gateway.metrics import GatewayMetrics
+
+_ROOM = Room()
 
 
 def create_gateway_app(
     panels: Panels,
     *,
     max_body_bytes: int,
-    api_key: SecretStr | None = None,
+    keys: KeySource | None = None,
+    room: Room = _ROOM,
     is_ready: Callable[[], Awaitable[bool]] | None = None,
     collectors: tuple[Collector, ...] = (),
 ) -> FastAPI:
@@ -29,10 +34,13 @@ def create_gateway_app(
     Args:
         panels: where requests go.
         max_body_bytes: larger requests are a 413.
-        api_key: what clients must send; None: nothing.
+        keys: who may ask; None: everyone.
+        room: how much is in work at a time.
         is_ready: whether requests can be served; None: whether generate and render answer.
         collectors: metrics of the links.
     """
+    metrics = GatewayMetrics()
+    gate = Gate(keys=keys, room=room, metrics=metrics)
 
     async def panels_answer() -> bool:
         try:
@@ -51,59 +59,53 @@ def create_gateway_app(
         description="OpenAI's chat and completions over render, generate and derender.",
         model=served_model,
         is_ready=is_ready or panels_answer,
-        guard=_guard(api_key),
-        collectors=collectors,
+        gate=gate,
+        gauges=(
+            GaugeSource("requests_held", "requests in work", lambda: gate.requests),
+            GaugeSource("prompt_tokens_held", "their prompts' tokens", lambda: gate.prompt_tokens),
+        ),
+        collectors=(*metrics.collectors, *collectors),
+        open_prefixes=(LENS_PREFIX,),
     )
     mount_lens(app)
-    guarded = [Depends(_guard(api_key))]
 
     async def answer(request: Request, endpoint: Endpoint) -> Response:
         body = await read_body(request, max_body_bytes)
-        return await unless_gone(request, _begin(panels, endpoint, body, request_id(request)))
+        ticket = ticket_of(request)
+        own = metered(panels, ticket, metrics)
+        return await unless_gone(request, _begin(own, ticket, endpoint, body, request_id(request)))
 
-    @app.post("/v1/chat/completions", summary="Chat", dependencies=guarded)
+    @app.post("/v1/chat/completions", summary="Chat")
     async def chat(request: Request) -> Response:
         return await answer(request, "chat")
 
-    @app.post("/v1/completions", summary="Completions", dependencies=guarded)
+    @app.post("/v1/completions", summary="Completions")
     async def completions(request: Request) -> Response:
         return await answer(request, "completions")
 
-    @app.post("/tokenize", summary="Text or messages to token ids", dependencies=guarded)
+    @app.post("/tokenize", summary="Text or messages to token ids")
     async def tokenize(request: Request) -> Response:
         return json_response(await panels.render.tokenize(await read_body(request, max_body_bytes)))
 
-    @app.post("/detokenize", summary="Token ids to text", dependencies=guarded)
+    @app.post("/detokenize", summary="Token ids to text")
     async def detokenize(request: Request) -> Response:
         return json_response(
             await panels.render.detokenize(await read_body(request, max_body_bytes))
         )
 
-    @app.get("/tokenizer_info", summary="What the tokenizer is", dependencies=guarded)
+    @app.get("/tokenizer_info", summary="What the tokenizer is")
     async def tokenizer_info() -> Response:
         return json_response(await panels.render.tokenizer_info())
 
     return app
 
 
-async def _begin(panels: Panels, endpoint: Endpoint, body: bytes, request_id: str) -> Response:
+async def _begin(
+    panels: Panels, ticket: Ticket, endpoint: Endpoint, body: bytes, request_id: str
+) -> Response:
     """The whole answer, or a stream that has its first frame."""
     flow = await flows.start(panels, endpoint, body, request_id)
+    ticket.hold_prompts(flow.prompts)
     if flow.is_stream:
         return sse.EventStream(await sse.primed(flows.stream(flow)))
     return json_response(await flows.whole(flow))
-
-
-def _guard(api_key: SecretStr | None) -> Callable[[Request], Awaitable[None]]:
-    """A dependency that lets a request in only with the right bearer token."""
-    wanted = None if api_key is None else api_key.get_secret_value().encode()
-
-    async def check(request: Request) -> None:
-        if wanted is None:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode("utf-8", "replace"), wanted)
-        if scheme.lower() != "bearer" or not is_right:
-            raise UnauthenticatedError("a valid API key is needed as a bearer token")
-
-    return check

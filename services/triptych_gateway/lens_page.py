@@ -10,6 +10,8 @@ from fastapi import FastAPI, Request, Response
 
 from triptych.errors import NotFoundError
 
+#: What the paths of the page begin with. They hold no secret, so no key is asked for them.
+LENS_PREFIX = "/lens"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -50,7 +52,7 @@ class _File:
 
 
 def mount_lens(app: FastAPI) -> None:
-    """Add ``/lens/`` and its files to ``app``. They hold no secret, so no key is asked for them."""
+    """Add ``/lens/`` and its files to ``app``."""
     files = _read_files()
 
     @app.get("/lens", include_in_schema=False)

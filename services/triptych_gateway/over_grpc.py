@@ -11,6 +11,7 @@ from triptych.convert import (
     rendered_from_proto,
 )
 from triptych.convert_structured import vocabulary_from_proto, vocabulary_to_proto
+from triptych.hops import NO_HOPS, Hops
 from triptych.reply import Endpoint, Rendered, ReplySpec
 from triptych.rpc import RpcErrors, call_metadata, open_channel
 from triptych.v1 import (
@@ -34,9 +35,9 @@ INFO_TIMEOUT_S = 2.0
 class GrpcRender:
     """render at ``target`` (host:port)."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, hops: Hops = NO_HOPS) -> None:
         self._name = f"render at {target}"
-        self._channel = open_channel(target)
+        self._channel = open_channel(target, hops)
         self._stub = render_pb2_grpc.RenderServiceStub(self._channel)
 
     async def render(self, endpoint: Endpoint, body: bytes, request_id: str) -> Rendered:
@@ -71,10 +72,10 @@ class GrpcRender:
 class GrpcGenerate:
     """generate at ``target`` (host:port). ``timeout_s`` bounds a whole answer."""
 
-    def __init__(self, target: str, *, timeout_s: float) -> None:
+    def __init__(self, target: str, *, timeout_s: float, hops: Hops = NO_HOPS) -> None:
         self._name = f"generate at {target}"
         self._timeout_s = timeout_s
-        self._channel = open_channel(target)
+        self._channel = open_channel(target, hops)
         self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
         self._session = GenerateSession(self._name, self._stub.Session)
 
@@ -99,10 +100,10 @@ class GrpcGenerate:
 class GrpcDerender:
     """derender at ``target`` (host:port). ``timeout_s`` bounds a whole streamed reply."""
 
-    def __init__(self, target: str, *, timeout_s: float) -> None:
+    def __init__(self, target: str, *, timeout_s: float, hops: Hops = NO_HOPS) -> None:
         self._name = f"derender at {target}"
         self._timeout_s = timeout_s
-        self._channel = open_channel(target)
+        self._channel = open_channel(target, hops)
         self._stub = derender_pb2_grpc.DerenderServiceStub(self._channel)
         self._session = DerenderSession(self._name, self._stub.Session)
 

@@ -1,12 +1,42 @@
 """Settings of the gateway."""
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pathlib import Path
 
-from triptych.settings import ServiceSettings, settings_config
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings
+
+from triptych.settings import SecretSettings, ServiceSettings, TlsSettings, settings_config
 from triptych_gateway.addresses import split_addresses
 
 
-class GatewaySettings(ServiceSettings):
+class AdmissionSettings(BaseSettings):
+    """Mixed into the settings of what has the gateway's door: who may ask, and how much."""
+
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="seconds that one answer may take; then 504"
+    )
+    api_key: SecretStr | None = Field(
+        None,
+        description="key that clients must send as a bearer token; default: none needed",
+    )
+    api_keys_file: Path | None = Field(
+        None,
+        description="a file of keys, read again when it changes: KEY [NAME] "
+        "[requests_per_minute=N] [tokens_per_minute=N] a line",
+    )
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="requests of one key; above it: 429; default: any number"
+    )
+    tokens_per_minute: int | None = Field(
+        None, ge=1, description="tokens of one key, prompts and outputs; default: any number"
+    )
+    max_requests: int = Field(1024, ge=1, description="requests in work; above it: 429")
+    max_prompt_tokens: int = Field(
+        4 * 2**20, ge=1, description="tokens of the prompts in work; above it: 429"
+    )
+
+
+class GatewaySettings(ServiceSettings, SecretSettings, TlsSettings, AdmissionSettings):
     """Run the OpenAI gateway in front of render, generate and derender (reached over gRPC)."""
 
     model_config = settings_config("TRIPTYCH_GATEWAY_", "gateway")
@@ -43,11 +73,8 @@ class GatewaySettings(ServiceSettings):
         le=3600,
         description="seconds that an answer which has begun waits for a replica to go on at",
     )
-    request_timeout_s: float = Field(
-        600.0, gt=0, description="seconds that one answer may take; then 504"
-    )
-    api_key: SecretStr | None = Field(
-        None, description="key that clients must send as a bearer token; default: none needed"
+    tls_name: str | None = Field(
+        None, description="name in the panels' certificates; default: the host of each address"
     )
 
     @field_validator("render", "generate", "derender")

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from triptych import logs
+from triptych.hops import panel_hops
 from triptych.models import ensure, require_files
 from triptych.serving import Service, run_service
 from triptych.settings import parse_settings
@@ -16,11 +17,9 @@ from triptych_generate.settings import GenerateSettings
 
 def main(args: list[str]) -> int:
     settings = parse_settings(GenerateSettings, args)
-    logs.configure(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     service = GenerateService.load(engine_options(settings))
-    return run_service(
-        lambda: create_generate_service(service, settings), log_level=settings.log_level
-    )
+    return run_service(lambda: create_generate_service(service, settings), settings)
 
 
 def engine_options(settings: GenerateSettings) -> EngineOptions:
@@ -42,6 +41,7 @@ def engine_options(settings: GenerateSettings) -> EngineOptions:
         max_step_tokens=settings.max_step_tokens,
         max_num_sequences=settings.max_num_sequences,
         max_waiting=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
         max_logprobs=settings.max_logprobs,
         cuda_graphs=settings.cuda_graphs,
         num_threads=settings.threads,
@@ -64,6 +64,7 @@ def create_generate_service(service: GenerateService, settings: GenerateSettings
         name="generate",
         app=create_generate_app(service, max_body_bytes=settings.max_body_bytes),
         settings=settings,
+        hops=panel_hops(settings),
         rpc=create_generate_rpc(service),
         grpc_port=settings.grpc_port,
         background=step_loop,

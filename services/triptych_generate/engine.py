@@ -11,7 +11,7 @@ from triptych.errors import InternalError, TriptychError, UnavailableError
 from triptych.logprobs import Logprobs, join_logprobs, pack_logprobs
 from triptych.wire import ChoiceDelta
 from triptych_generate.memory import is_out_of_memory, release_cached
-from triptych_generate.metrics import EngineMetrics
+from triptych_generate.metrics import EngineMetrics, RequestTimes
 from triptych_generate.outcomes import Outcome, PromptScores, next_tokens, prompt_scores
 from triptych_generate.runner import Runner
 from triptych_generate.scheduler import Plan, Scheduler
@@ -46,10 +46,19 @@ class _Running:
     sequences: list[Sequence]
     prompt_scorer: Sequence | None
     first: Sequence | None
+    times: RequestTimes
 
 
-#: A request's sequences to run, a request key to abort, or None to stop.
-_Command = list[Sequence] | int | None
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    """A request's sequences to run, and since when they wait (``time.perf_counter``)."""
+
+    sequences: list[Sequence]
+    since: float
+
+
+#: What to run, a request key to abort, or None to stop.
+_Command = _Submit | int | None
 
 
 class Engine:
@@ -75,7 +84,7 @@ class Engine:
         self._metrics = metrics
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._requests: dict[int, _Running] = {}
-        self._unstarted: set[int] = set()
+        self._unstarted: dict[int, int] = {}
         self._is_stopping = False
         self._has_died = False
         self._running_loop: Future[None] | None = None
@@ -84,6 +93,11 @@ class Engine:
     def num_waiting(self) -> int:
         """Requests none of whose tokens was scheduled yet. Any thread."""
         return len(self._unstarted)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that these requests begin with. Any thread."""
+        return sum(list(self._unstarted.values()))  # copied first: another thread may take one out
 
     @property
     def is_alive(self) -> bool:
@@ -102,12 +116,12 @@ class Engine:
 
     def submit(self, sequences: list[Sequence]) -> None:
         """Run the sequences of one request. Each must fit the KV blocks alone."""
-        self._unstarted.add(sequences[0].request_key)
-        self._commands.put(sequences)
+        self._unstarted[sequences[0].request_key] = len(sequences[0].token_ids)
+        self._commands.put(_Submit(sequences, time.perf_counter()))
 
     def abort(self, request_key: int) -> None:
         """Forget a request before the next step. Nothing more is delivered of it after that."""
-        self._unstarted.discard(request_key)
+        self._unstarted.pop(request_key, None)
         self._commands.put(request_key)
 
     def _loop(self) -> None:
@@ -137,10 +151,16 @@ class Engine:
         elif isinstance(command, int):
             self._drop(command)
         else:
-            scorer = next((sequence for sequence in command if sequence.scores_prompt), None)
-            self._requests[command[0].request_key] = _Running(list(command), scorer, command[0])
-            for sequence in command:
-                self._scheduler.add(sequence)
+            self._admit(command)
+
+    def _admit(self, command: _Submit) -> None:
+        sequences, first = command.sequences, command.sequences[0]
+        scorer = next((sequence for sequence in sequences if sequence.scores_prompt), None)
+        times = RequestTimes(command.since)
+        self._requests[first.request_key] = _Running(list(sequences), scorer, first, times)
+        self._metrics.request_came(is_resumed=first.num_output > 0)
+        for sequence in sequences:
+            self._scheduler.add(sequence)
 
     def step(self) -> list[Update]:
         """One step: what each request gained by it."""
@@ -153,17 +173,20 @@ class Engine:
         num_prefill = plan.num_prefill_tokens
         self._scheduler.advance(plan)
         for part in plan.slices:
-            self._unstarted.discard(part.sequence.request_key)
+            self._unstarted.pop(part.sequence.request_key, None)
         updates: dict[int, Update] = {}
         for scores in all_scores:
             self._keep_prompt_scores(scores, updates)
         for outcome in outcomes:
             self._keep_token(outcome, updates)
         self._finish_scored_prompts(plan, updates)
+        now = time.perf_counter()
         for key, update in updates.items():
+            if any(choice.token_ids for choice in update.choices):
+                self._requests[key].times.note_step(now)
             self._close_update(key, update)
         self._metrics.step_ended(
-            seconds=time.perf_counter() - start,
+            seconds=now - start,
             num_prefill=num_prefill,
             num_output=len(outcomes),
             num_scored=sum(len(scores.parts) for scores in all_scores)
@@ -194,7 +217,7 @@ class Engine:
         prefills = [part.sequence for part in plan.slices if not part.is_decode]
         ended = {one.request_key for one in prefills or sequences[-1:]}
         for key in ended:
-            self._unstarted.discard(key)
+            self._unstarted.pop(key, None)
             self._drop(key)
         untouched = [*plan.new_blocks, *(target for _, target in plan.copies)]
         self._restart([one for one in sequences if one.request_key not in ended], untouched)
@@ -266,16 +289,21 @@ class Engine:
         update.prompt_logprobs = _take_prompt_logprobs(request)
         update.cached_tokens = _take_cached_tokens(request)
         if not request.sequences:
-            del self._requests[key]
+            self._forget(key)
 
     def _retire(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         self._requests[sequence.request_key].sequences.remove(sequence)
 
     def _drop(self, key: int) -> None:
-        request = self._requests.pop(key, None)
-        for sequence in request.sequences if request else ():
-            self._scheduler.remove(sequence)
+        if key in self._requests:
+            for sequence in self._requests[key].sequences:
+                self._scheduler.remove(sequence)
+            self._forget(key)
+
+    def _forget(self, key: int) -> None:
+        times = self._requests.pop(key).times
+        self._metrics.request_left(times, now=time.perf_counter())
 
 
 def _update_of(sequence: Sequence, updates: dict[int, Update]) -> Update:

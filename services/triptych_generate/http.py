@@ -18,7 +18,6 @@ from triptych.http import (
     unless_gone,
 )
 from triptych.json_bodies import encode_generate_chunk, encode_generate_response
-from triptych.metrics import GaugeSource
 from triptych.unknown_fields import log_unknown_fields
 from triptych.wire import (
     Generated,
@@ -31,6 +30,7 @@ from triptych.wire import (
     count_usage,
     join_deltas,
 )
+from triptych_generate.readings import counts, gauges
 from triptych_generate.service import GenerateService
 
 _ABORT = "/inference/v1/abort_requests"
@@ -54,8 +54,8 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         model=(info.model, info.max_model_len),
         is_alive=lambda: service.is_alive,
         is_ready=is_ready,
-        gauges=_gauges(service),
-        collectors=service.metrics.collectors,
+        gauges=gauges(service),
+        collectors=(*service.metrics.collectors, counts(service)),
         control_paths=frozenset({_ABORT}),
     )
 
@@ -87,41 +87,6 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         return {"is_new": await service.put_vocabulary(vocabulary)}
 
     return app
-
-
-def _gauges(service: GenerateService) -> tuple[GaugeSource, ...]:
-    """How busy the engine is, for ``/metrics``."""
-    return (
-        GaugeSource("waiting", "requests not started", lambda: service.occupancy().num_waiting),
-        GaugeSource("running", "sequences in the steps", lambda: service.occupancy().num_running),
-        GaugeSource("kv_blocks", "KV blocks in all", lambda: service.occupancy().num_blocks),
-        GaugeSource(
-            "kv_blocks_free", "free KV blocks", lambda: service.occupancy().num_free_blocks
-        ),
-        GaugeSource(
-            "preemptions", "sequences computed again", lambda: service.occupancy().num_preemptions
-        ),
-        GaugeSource(
-            "prefix_cache_queries",
-            "prompt tokens looked up in the prefix cache",
-            lambda: service.occupancy().num_queried,
-        ),
-        GaugeSource(
-            "prefix_cache_hits",
-            "prompt tokens found there",
-            lambda: service.occupancy().num_hit,
-        ),
-        GaugeSource(
-            "prefix_cache_evictions",
-            "cached KV blocks given to others",
-            lambda: service.occupancy().num_evictions,
-        ),
-        GaugeSource(
-            "invariant",
-            "1: the start-up check found the same bits in any batch",
-            lambda: float(bool(service.info().invariant)),
-        ),
-    )
 
 
 async def collect(

@@ -1,5 +1,7 @@
 """The engine's figures for ``/metrics``: of each step and of each request's end."""
 
+from dataclasses import dataclass
+
 from prometheus_client import Counter, Histogram
 from prometheus_client.registry import Collector
 
@@ -7,6 +9,23 @@ _PREFIX = "triptych_generate"
 #: Seconds; from a small model's decode on a GPU to a long prefill on a CPU.
 _STEP_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _FIRST_TOKEN_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+_ANSWER_BUCKETS = (0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """When one request came and when its tokens did, by ``time.perf_counter``."""
+
+    came_at: float
+    first_at: float = 0.0
+    last_at: float = 0.0
+    num_steps: int = 0
+
+    def note_step(self, now: float) -> None:
+        """A step that gave the request tokens."""
+        self.first_at = self.first_at or now
+        self.last_at = now
+        self.num_steps += 1
 
 
 class EngineMetrics:
@@ -34,6 +53,23 @@ class EngineMetrics:
             "vocabulary rows whose logprobs were computed: none where nobody asked",
             registry=None,
         )
+        self._between_tokens_seconds = Histogram(
+            f"{_PREFIX}_between_tokens_seconds",
+            "mean seconds between a request's tokens, one value each",
+            buckets=_STEP_BUCKETS,
+            registry=None,
+        )
+        self._answer_seconds = Histogram(
+            f"{_PREFIX}_answer_seconds",
+            "seconds from a request's admission to its end, at any door",
+            buckets=_ANSWER_BUCKETS,
+            registry=None,
+        )
+        self._resumed = Counter(
+            f"{_PREFIX}_requests_resumed",
+            "admitted requests that began elsewhere",
+            registry=None,
+        )
         self._ended = Counter(
             f"{_PREFIX}_requests_ended",
             "admitted requests by how they ended: finish reason, error code, or client_gone",
@@ -51,6 +87,9 @@ class EngineMetrics:
             self._tokens,
             self._scored,
             self._first_token_seconds,
+            self._between_tokens_seconds,
+            self._answer_seconds,
+            self._resumed,
             self._ended,
         )
 
@@ -65,6 +104,16 @@ class EngineMetrics:
 
     def first_token_came(self, *, seconds: float) -> None:
         self._first_token_seconds.observe(seconds)
+
+    def request_came(self, *, is_resumed: bool) -> None:
+        self._resumed.inc(is_resumed)
+
+    def request_left(self, times: RequestTimes, *, now: float) -> None:
+        """A request is over in the engine, however it ended."""
+        self._answer_seconds.observe(now - times.came_at)
+        if times.num_steps > 1:
+            between = (times.last_at - times.first_at) / (times.num_steps - 1)
+            self._between_tokens_seconds.observe(between)
 
     def request_ended(self, reason: str) -> None:
         self._ended.labels(reason).inc()

@@ -48,6 +48,7 @@ class EngineOptions:
         max_step_tokens: token budget of a step, decodes and prefill chunks together.
         max_num_sequences: sequences that run at once.
         max_waiting: requests that may wait; the next one is refused as overload.
+        max_waiting_tokens: tokens of prompts that may wait; the same.
         max_logprobs: most entries a client may ask per position; -1: the whole vocabulary.
         cuda_graphs: on CUDA, record steps that only decode once per size, and replay them.
         num_threads: torch's threads; None: torch's own choice.
@@ -66,6 +67,7 @@ class EngineOptions:
     max_step_tokens: int = 384
     max_num_sequences: int = 64
     max_waiting: int = 1024
+    max_waiting_tokens: int = 1 << 20
     max_logprobs: int = 20
     cuda_graphs: bool = True
     num_threads: int | None = None
@@ -73,7 +75,13 @@ class EngineOptions:
     grammars: GrammarLimits = field(default_factory=GrammarLimits)
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_step_tokens", "max_num_sequences", "max_waiting"):
+        for name in (
+            "block_size",
+            "max_step_tokens",
+            "max_num_sequences",
+            "max_waiting",
+            "max_waiting_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise SetupError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_step_tokens < self.max_num_sequences:

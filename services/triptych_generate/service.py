@@ -41,6 +41,7 @@ class Occupancy:
     """
 
     num_waiting: int
+    num_waiting_tokens: int
     num_running: int
     num_free_blocks: int
     num_blocks: int
@@ -122,6 +123,7 @@ class GenerateService:
         scheduler = self._parts.scheduler
         return Occupancy(
             num_waiting=self._engine.num_waiting,
+            num_waiting_tokens=self._engine.num_waiting_tokens,
             num_running=len(scheduler.running),
             num_free_blocks=scheduler.pool.num_free,
             num_blocks=scheduler.pool.num_blocks,
@@ -235,10 +237,20 @@ class GenerateService:
         self._grammars.check(request)
         if not self.is_alive:
             raise UnavailableError("the generate engine is not running", retry_after_s=1)
-        if self._engine.num_waiting >= self._options.max_waiting:
+        self._check_room(len(request.token_ids))
+
+    def _check_room(self, num_tokens: int) -> None:
+        """Refuse a request of ``num_tokens`` behind too many others; the first may always wait."""
+        waiting, most = self._engine.num_waiting, self._options.max_waiting
+        if waiting >= most:
+            raise OverloadedError(f"{waiting} requests wait, limit is {most}", retry_after_s=1)
+        tokens, most = (
+            self._engine.num_waiting_tokens + num_tokens,
+            self._options.max_waiting_tokens,
+        )
+        if waiting and tokens > most:
             raise OverloadedError(
-                f"{self._engine.num_waiting} requests wait, limit is {self._options.max_waiting}",
-                retry_after_s=1,
+                f"prompts of {tokens:,} tokens would wait, limit is {most:,}", retry_after_s=1
             )
 
     @contextlib.contextmanager

@@ -25,6 +25,9 @@ class GenerateSettings(PanelSettings, ModelSettings):
         384, ge=16, description="tokens that one step may hold, decodes and prefill chunks together"
     )
     max_waiting: int = Field(256, ge=1, description="requests that may wait; above it: 429")
+    max_waiting_tokens: int = Field(
+        2**20, ge=1, description="tokens of the prompts that wait; above it: 429"
+    )
     kv_cache_gb: float | None = Field(
         None,
         gt=0,

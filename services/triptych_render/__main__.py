@@ -1,5 +1,6 @@
 """``triptych render``."""
 
+from triptych.hops import panel_hops
 from triptych.models import ensure, require_files
 from triptych.serving import Service, run_service
 from triptych.settings import parse_settings
@@ -12,9 +13,7 @@ from triptych_render.settings import RenderSettings
 def main(args: list[str]) -> int:
     settings = parse_settings(RenderSettings, args)
     renderer = load_renderer(settings)
-    return run_service(
-        lambda: create_render_service(renderer, settings), log_level=settings.log_level
-    )
+    return run_service(lambda: create_render_service(renderer, settings), settings)
 
 
 def load_renderer(settings: RenderSettings) -> Renderer:
@@ -39,6 +38,7 @@ def create_render_service(renderer: Renderer, settings: RenderSettings) -> Servi
         name="render",
         app=create_render_app(renderer, max_body_bytes=settings.max_body_bytes),
         settings=settings,
+        hops=panel_hops(settings),
         rpc=create_render_rpc(renderer),
         grpc_port=settings.grpc_port,
     )

@@ -1,7 +1,8 @@
 """Draining: a door that closes takes no new work and lets what runs end."""
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +12,9 @@ from triptych.errors import UnavailableError
 class Drain:
     """The work in progress behind one door, a task each. Everything runs on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[float], None] | None = None) -> None:
+        """``on_end`` gets the seconds that a piece of work took."""
+        self._on_end = on_end
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -21,6 +24,10 @@ class Drain:
     @property
     def is_draining(self) -> bool:
         return self._has_begun.is_set()
+
+    @property
+    def num_working(self) -> int:
+        return len(self._tasks)
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -35,9 +42,12 @@ class Drain:
         assert task is not None, "work runs in a task"
         self._tasks.add(task)
         self._is_idle.clear()
+        start = time.perf_counter()
         try:
             yield
         finally:
+            if self._on_end is not None:
+                self._on_end(time.perf_counter() - start)
             self._tasks.discard(task)
             if not self._tasks:
                 self._is_idle.set()

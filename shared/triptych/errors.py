@@ -12,6 +12,7 @@
     ├── VocabularyNeededError    409  FAILED_PRECONDITION the tokenizer's vocabulary is not here
     ├── BodyTooLargeError        413  OUT_OF_RANGE        the body is over the limit
     ├── OverloadedError          429  RESOURCE_EXHAUSTED  try again after ``retry_after_s``
+    │   └── RateLimitError       429  RESOURCE_EXHAUSTED  the key's limit; the same
     ├── ClientGoneError          499  CANCELLED           logged only
     ├── InternalError            500  INTERNAL
     ├── UnavailableError         503  UNAVAILABLE         try again after ``retry_after_s``
@@ -124,6 +125,10 @@ class OverloadedError(TriptychError):
     code = "overloaded"
 
 
+class RateLimitError(OverloadedError):
+    code = "rate_limit_exceeded"
+
+
 class ClientGoneError(TriptychError):
     http_status = 499
     grpc_code = "CANCELLED"
@@ -161,6 +166,7 @@ LEAVES: tuple[type[TriptychError], ...] = (
     VocabularyNeededError,
     BodyTooLargeError,
     OverloadedError,
+    RateLimitError,
     ClientGoneError,
     InternalError,
     UnavailableError,

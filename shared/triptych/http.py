@@ -1,44 +1,44 @@
 """HTTP plumbing that every service shares: the app with its common endpoints, errors and bodies."""
 
 import asyncio
-import contextlib
-import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triptych.drain import Drain, stopping_error
+from triptych.drain import Drain
+from triptych.edge import Gate, RequestEdge, error_response, note, open_gate, request_id
 from triptych.errors import (
     BodyTooLargeError,
     ClientGoneError,
-    InternalError,
     InvalidRequestError,
     MethodNotAllowedError,
     ModelNotFoundError,
     NotFoundError,
     TriptychError,
-    UnavailableError,
 )
-from triptych.logs import ms
 from triptych.metrics import CONTENT_TYPE, GaugeSource, Metrics
-from triptych.request_ids import HEADER, accept_request_id
+
+__all__ = [
+    "create_app",
+    "decode_json",
+    "error_response",
+    "json_response",
+    "note",
+    "read_body",
+    "request_id",
+    "unless_gone",
+]
 
 _T = TypeVar("_T")
 
 #: Name and context length (tokens) of the served model.
 ModelFacts = tuple[str, int | None]
-
-_QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
-#: Methods of requests that are answered while the service drains.
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def create_app(
@@ -48,10 +48,11 @@ def create_app(
     model: ModelFacts | Callable[[], Awaitable[ModelFacts]],
     is_alive: Callable[[], bool] = lambda: True,
     is_ready: Callable[[], Awaitable[bool]] | None = None,
-    guard: Callable[[Request], Awaitable[None]] | None = None,
+    gate: Gate = open_gate,
     gauges: tuple[GaugeSource, ...] = (),
     collectors: tuple[Collector, ...] = (),
     control_paths: frozenset[str] = frozenset(),
+    open_prefixes: tuple[str, ...] = (),
 ) -> FastAPI:
     """An app with health, readiness, metrics, version, models, request ids and error mapping.
 
@@ -61,16 +62,24 @@ def create_app(
         model: name and context length of the served model, or where to ask for them.
         is_alive: False ends ``/health`` and ``/ready`` in 503.
         is_ready: whether requests can be served now.
-        guard: a dependency that refuses callers of ``/v1/models`` and what is below it.
+        gate: asked about each request but those of ``edge.OPEN_PATHS`` and ``open_prefixes``.
         gauges: figures of the service for ``/metrics``, read when they are asked for.
         collectors: counters and histograms of the service, under no registry yet.
         control_paths: what is answered while the service drains, beside all that only reads.
+        open_prefixes: paths that begin so are open to everyone, beside the common ones.
     """
     app = FastAPI(title=f"triptych {service}", description=description, version=_version())
     metrics = Metrics(service, gauges, collectors)
+    app.state.metrics = metrics
     app.state.drain = drain = Drain()
+    app.state.gate = gate
     app.add_middleware(
-        RequestEdge, service=service, metrics=metrics, drain=drain, control_paths=control_paths
+        RequestEdge,
+        service=service,
+        metrics=metrics,
+        drain=drain,
+        control_paths=control_paths,
+        open_prefixes=open_prefixes,
     )
     app.add_exception_handler(TriptychError, _on_triptych_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -94,14 +103,12 @@ def create_app(
     async def version_page() -> dict[str, str]:
         return {"version": _version()}
 
-    guarded = [Depends(guard or _everyone)]
-
-    @app.get("/v1/models", summary="The served models", dependencies=guarded)
+    @app.get("/v1/models", summary="The served models")
     async def models() -> dict[str, Any]:
         served = await model() if callable(model) else model
         return {"object": "list", "data": [_model_entry(served, started)]}
 
-    @app.get("/v1/models/{name:path}", summary="The served model", dependencies=guarded)
+    @app.get("/v1/models/{name:path}", summary="The served model")
     async def one_model(name: str) -> dict[str, Any]:
         served = await model() if callable(model) else model
         if name != served[0]:
@@ -125,91 +132,6 @@ def _model_entry(model: ModelFacts, started: int) -> dict[str, Any]:
         "parent": None,
         "max_model_len": max_model_len,
     }
-
-
-class RequestEdge:
-    """ASGI middleware: request id, metrics, drain, the request's log line, the last error net."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        service: str,
-        metrics: Metrics,
-        drain: Drain,
-        control_paths: frozenset[str],
-    ) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._drain = drain
-        self._control_paths = control_paths
-        self._log = logging.getLogger(f"triptych.{service}")
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        given = headers.get(HEADER.encode(), b"").decode("latin-1")
-        request_id = scope["triptych.request_id"] = accept_request_id(given)
-        notes: dict[str, Any] = {}
-        scope["triptych.notes"] = notes
-        status = 499
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (HEADER.encode(), request_id.encode()),
-                    *([(b"connection", b"close")] if self._drain.is_draining else ()),
-                ]
-            await send(message)
-
-        start = time.perf_counter()
-        try:
-            with (
-                self._metrics.in_flight(is_counted=scope["path"] not in _QUIET_PATHS),
-                self._drain.work() if self._is_work(scope) else contextlib.nullcontext(),
-            ):
-                await self._app(scope, receive, send_with_id)
-        except ClientDisconnect:
-            status = 499
-        except (UnavailableError, asyncio.CancelledError):  # the server stops: no room, or no time
-            await error_response(stopping_error())(scope, receive, send_with_id)
-        except Exception:  # noqa: BLE001  # the request edge
-            self._log.exception("request %s failed", request_id)
-            if status == 499:
-                response = error_response(InternalError("internal error; see the server's log"))
-                await response(scope, receive, send_with_id)
-            status = 500
-        finally:
-            self._finish(scope, status, request_id, time.perf_counter() - start)
-
-    def _is_work(self, scope: Scope) -> bool:
-        return scope["method"] not in _READS and scope["path"] not in self._control_paths
-
-    def _finish(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
-        route = scope.get("route")
-        endpoint = getattr(route, "path", "unknown")
-        self._metrics.observe(endpoint, str(status), seconds)
-        if endpoint in _QUIET_PATHS:
-            return
-        notes = "".join(f" {name}={value}" for name, value in scope["triptych.notes"].items())
-        path = scope["path"] if route else "unknown path"
-        self._log.info(
-            "%s %s %d %s id=%s%s", scope["method"], path, status, ms(seconds), request_id, notes
-        )
-
-
-def request_id(request: Request) -> str:
-    return str(request.scope["triptych.request_id"])
-
-
-def note(request: Request, /, **notes: Any) -> None:
-    """Add ``notes`` to the request's one log line. Never text or ids of a prompt or an output."""
-    request.scope["triptych.notes"].update(notes)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -257,18 +179,6 @@ def json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def error_response(error: TriptychError) -> Response:
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    return Response(
-        msgspec.json.encode(error.body()),
-        status_code=error.http_status,
-        media_type="application/json",
-        headers=headers,
-    )
-
-
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """The result of ``work``, cancelled as soon as the client hangs up.
 
@@ -291,10 +201,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
 async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _everyone() -> None:
-    """The guard of an open door."""
 
 
 async def _on_triptych_error(request: Request, error: Exception) -> Response:

@@ -1,19 +1,47 @@
-"""Logging: one format for every service. Prompts, outputs and ids are never logged above DEBUG."""
+"""Logging: one line a record, as text or as JSON, alike for every service.
+
+Prompts, outputs and ids are never logged above DEBUG, keys and secrets never.
+"""
 
 import logging
 import sys
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from triptych.settings import LogFormat
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s  %(message)s"
 
 
-def configure(level: str) -> None:
+class JsonFormatter(logging.Formatter):
+    """A JSON object: time (RFC 3339, UTC), level, logger, message, and the record's ``facts``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "facts", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def configure(level: str, form: LogFormat = "text") -> None:
     """Send everything from ``level`` up to standard error, and quieten chatty libraries."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, datefmt="%H:%M:%S"))
+    text = logging.Formatter(FORMAT, datefmt="%H:%M:%S")
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name in ("uvicorn", "uvicorn.error", "grpc", "asyncio", "httpx", "transformers"):
+    chatty = ("uvicorn", "uvicorn.error", "grpc", "asyncio", "httpx", "transformers", "urllib3")
+    for name in (*chatty, "opentelemetry"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

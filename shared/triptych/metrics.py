@@ -12,6 +12,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -29,8 +30,57 @@ class GaugeSource:
     read: Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A figure that only grows, likewise; ``_total`` is added to its name."""
+
+    name: str
+    help: str
+    read: Callable[[], float]
+
+
+class ReadCounts(Collector):
+    """Counters of ``service`` that are read when they are asked for."""
+
+    def __init__(self, service: str, counts: tuple[Count, ...]) -> None:
+        self._service = service
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        for count in self._counts:
+            name = f"triptych_{self._service}_{count.name}"
+            yield CounterMetricFamily(name, count.help, value=count.read())
+
+
+class CallMetrics(Collector):
+    """gRPC calls of one service: how long, by method, and how many are being served."""
+
+    def __init__(self, service: str, *, num_in_flight: Callable[[], float]) -> None:
+        self._seconds = Histogram(
+            f"triptych_{service}_call_seconds",
+            "seconds of a gRPC call's work",
+            ["method"],
+            buckets=_BUCKETS,
+            registry=None,
+        )
+        self._in_flight = Gauge(
+            f"triptych_{service}_calls_in_flight", "gRPC calls being served", registry=None
+        )
+        self._in_flight.set_function(num_in_flight)
+
+    def call_ended(self, method: str, *, seconds: float) -> None:
+        self._seconds.labels(method).observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._seconds.collect()
+        yield from self._in_flight.collect()
+
+
 class Metrics:
-    """Requests of one service by endpoint and status, in flight, seconds taken, and its gauges."""
+    """Requests of one service by endpoint and status, in flight, seconds, errors, and its gauges.
+
+    Labels are paths that the service declares, statuses, and codes of the error tree.
+    """
 
     def __init__(
         self,
@@ -58,6 +108,9 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._errors = Counter(
+            f"{prefix}_errors", "requests that ended in an error", ["code"], registry=self.registry
+        )
         for source in gauges:
             gauge = Gauge(f"{prefix}_{source.name}", source.help, registry=self.registry)
             gauge.set_function(source.read)
@@ -72,9 +125,12 @@ class Metrics:
         finally:
             self._in_flight.dec(is_counted)
 
-    def observe(self, endpoint: str, status: str, seconds: float) -> None:
+    def observe(self, endpoint: str, status: str, seconds: float, error: str | None = None) -> None:
+        """Count a finished request; ``error`` is the code of what it ended in."""
         self._requests.labels(endpoint, status).inc()
         self._seconds.labels(endpoint).observe(seconds)
+        if error is not None:
+            self._errors.labels(error).inc()
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
@@ -11,6 +13,8 @@ import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from triptych import tracing
+from triptych.channel import CarryingChannel
 from triptych.drain import Drain, stopping_error
 from triptych.errors import (
     LEAVES,
@@ -19,9 +23,15 @@ from triptych.errors import (
     InternalError,
     SetupError,
     TriptychError,
+    UnauthenticatedError,
     UnavailableError,
 )
+from triptych.hops import AUTHORIZATION, NO_HOPS, Hops
+from triptych.metrics import CallMetrics
 from triptych.request_ids import HEADER, accept_request_id
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 #: Bytes; a prompt of a million ids and 20 candidates at 32k positions fit.
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -50,32 +60,69 @@ _RECONNECT: list[tuple[str, Any]] = [
 #: for, which costs both less than reading it piece by piece.
 _SMALL_WINDOW: list[tuple[str, Any]] = [("grpc.http2.bdp_probe", 0)]
 
+#: Calls that carry no request of their own: no span.
+_SPANLESS = frozenset({"GetInfo", "GetTokenizerInfo", "Session"})
+
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What a call is known by: its path, ``/package.Service/Method``, and its metadata."""
+
+    path: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+_NO_CALL = _Call()
+#: The call that the current task serves.
+_current: ContextVar[_Call] = ContextVar("call", default=_NO_CALL)
+
 _log = logging.getLogger(__name__)
 
 
 class RpcServer:
-    """A grpc.aio server with health and reflection; ``services`` are full names."""
+    """A grpc.aio server with health and reflection; ``services`` are full names.
+
+    ``metrics``: calls by method and work in progress, under no registry yet.
+    """
 
     def __init__(self, services: Sequence[str]) -> None:
         options = [*_SIZES, *_KEEP_ALIVE, ("grpc.so_reuseport", 0)]
-        self.server = grpc.aio.server(options=options)
-        self.drain = Drain()
+        self._door = RpcDoor()
+        self.server = grpc.aio.server(options=options, interceptors=(self._door,))
+        self.drain = Drain(self._note_end)
+        self.metrics = CallMetrics(
+            services[0].rpartition(".")[2].removesuffix("Service").lower(),
+            num_in_flight=lambda: self.drain.num_working,
+        )
         self._health = health.aio.HealthServicer()
         self._services = tuple(services)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
 
-    def bind(self, host: str, port: int) -> int:
-        """The port that was bound.
+    def bind(self, host: str, port: int, hops: Hops = NO_HOPS) -> int:
+        """The port that was bound; ``hops`` say who may call there.
 
         Raises:
             SetupError: it is in use or not allowed.
         """
+        self._door.hops = hops
+        address = f"{host}:{port}"
         try:
-            return self.server.add_insecure_port(f"{host}:{port}")
+            if hops.tls is None:
+                return self.server.add_insecure_port(address)
+            return self.server.add_secure_port(address, hops.tls.server_credentials())
         except RuntimeError as error:
             raise SetupError(f"cannot listen for gRPC on {host}:{port}: in use?") from error
+
+    def _note_end(self, seconds: float) -> None:
+        self.metrics.call_ended(_current.get().method, seconds=seconds)
 
     async def start(self) -> None:
         await self.server.start()
@@ -92,9 +139,20 @@ class RpcServer:
         await self.server.stop(grace_s)
 
 
-def open_channel(target: str) -> grpc.aio.Channel:
+def open_channel(target: str, hops: Hops = NO_HOPS) -> grpc.aio.Channel:
+    """A channel to ``target`` (host:port), where ``hops`` say who this end is.
+
+    Its calls carry that, and the trace that they belong to.
+    """
     options = [*_SIZES, *_KEEP_ALIVE, *_RECONNECT, *_SMALL_WINDOW]
-    return grpc.aio.insecure_channel(target, options=options)
+    if hops.tls is None:
+        channel = grpc.aio.insecure_channel(target, options=options)
+    else:
+        if hops.tls_name is not None:
+            options.append(("grpc.ssl_target_name_override", hops.tls_name))
+        credentials = hops.tls.channel_credentials()
+        channel = grpc.aio.secure_channel(target, credentials, options=options)
+    return CarryingChannel(channel, lambda: (*hops.credentials, *tracing.carried()))
 
 
 def call_metadata(request_id: str) -> grpc.aio.Metadata:
@@ -111,10 +169,42 @@ def caller_request_id(context: grpc.aio.ServicerContext[Any, Any], given: str = 
     return accept_request_id(None)
 
 
+class RpcDoor(grpc.aio.ServerInterceptor):
+    """Lets those in who know the hop secret; probes of health have no secret."""
+
+    def __init__(self) -> None:
+        self.hops = NO_HOPS
+
+    async def intercept_service(
+        self,
+        continuation: "Callable[[grpc.HandlerCallDetails], Awaitable[_Handler | None]]",
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "_Handler | None":
+        path = handler_call_details.method
+        metadata = {key: str(value) for key, value in handler_call_details.invocation_metadata}
+        _current.set(_Call(path, metadata))
+        if not path.startswith(f"/{health.SERVICE_NAME}/"):
+            try:
+                self.hops.check(metadata.get(AUTHORIZATION, ""))
+            except UnauthenticatedError as error:
+                return _refusing(error)
+        return await continuation(handler_call_details)
+
+
+def _refusing(error: TriptychError) -> "_Handler":
+    """Ends a call of any kind with ``error``, before any message is read."""
+
+    async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await abort_call(context, error)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
 class RpcEdge:
     """``async with RpcEdge(context, drain):`` ends the call with the status its body raises.
 
-    Its body is work: refused while the server drains, and cut off when that takes too long.
+    Its body is work: refused while the server drains, cut off when that takes too long, and a span
+    of the caller's trace.
     A class, not a generator: its ``__aexit__`` is typed to swallow nothing.
     """
 
@@ -122,17 +212,22 @@ class RpcEdge:
         self._context = context
         self._drain = drain
         self._work = drain.work()
+        self._call = _current.get()
+        self._span: Span | None = None
 
     async def __aenter__(self) -> None:
         try:
             self._work.__enter__()
         except UnavailableError as error:
             await abort_call(self._context, error)
+        if self._call.method not in _SPANLESS:
+            self._span = tracing.start(self._call.method, self._call.metadata)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         self._work.__exit__(None, None, None)
+        self._end_span(is_error=isinstance(error, Exception))
         if isinstance(error, TriptychError):
             await abort_call(self._context, error)
         if isinstance(error, asyncio.CancelledError) and self._drain.has_cut_off:
@@ -140,6 +235,15 @@ class RpcEdge:
         if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
             _log.error("a call failed", exc_info=error)
             await abort_call(self._context, InternalError("internal error; see the server's log"))
+
+    def _end_span(self, *, is_error: bool) -> None:
+        attributes = {
+            "rpc.system": "grpc",
+            "rpc.method": self._call.path.lstrip("/"),
+            "triptych.request_id": self._call.metadata.get(HEADER, ""),
+        }
+        name = self._call.path.lstrip("/")
+        tracing.end(self._span, attributes, name=name, is_error=is_error)
 
 
 class RpcErrors:

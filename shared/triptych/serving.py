@@ -14,8 +14,10 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from triptych import logs
+from triptych import logs, tracing
+from triptych.cors import with_cors
 from triptych.errors import SetupError
+from triptych.hops import NO_HOPS, Hops
 from triptych.rpc import RpcServer
 from triptych.settings import ServiceSettings
 
@@ -29,12 +31,14 @@ _log = logging.getLogger(__name__)
 class Service:
     """One service, ready to listen: its JSON app, its gRPC server and what lives beside them.
 
-    ``died``: set when it cannot go on, so that its process ends.
+    ``hops``: who may call a panel, at both doors. ``died``: set when it cannot go on, so that its
+    process ends.
     """
 
     name: str
     app: FastAPI
     settings: ServiceSettings
+    hops: Hops = NO_HOPS
     rpc: RpcServer | None = None
     grpc_port: int = 0
     background: Callable[[], AbstractAsyncContextManager[Any]] = contextlib.nullcontext
@@ -91,7 +95,7 @@ async def serve(
     """
     async with contextlib.AsyncExitStack() as stack:
         listeners = [await stack.enter_async_context(running(each)) for each in services]
-        _keep_what_is_loaded()
+        _spare_what_stays()
         if on_ready is not None:
             on_ready()
         await first_of(signals.drain.wait(), *(each.died.wait() for each in services))
@@ -101,11 +105,8 @@ async def serve(
         raise SetupError(f"{', '.join(dead)} cannot go on; the log says why")
 
 
-def _keep_what_is_loaded() -> None:
-    """Keep the garbage collector from what start-up made.
-
-    It stays anyway, and a pass over models and modules holds every request up for 0.1 s.
-    """
+def _spare_what_stays() -> None:
+    """Keep what was loaded out of garbage collections: clients saw the 160 ms of a full one."""
     gc.collect()
     gc.freeze()
 
@@ -182,9 +183,13 @@ async def running(service: Service) -> AsyncIterator[Listener]:
     settings = service.settings
     host = _bracketed(settings.host)
     with contextlib.closing(_bind(settings.host, settings.http_port)) as http_socket:
-        service.addresses = [f"http://{host}:{http_socket.getsockname()[1]}"]
+        scheme = "http" if service.hops.tls is None else "https"
+        service.addresses = [f"{scheme}://{host}:{http_socket.getsockname()[1]}"]
+        if gate := service.hops.json_gate():
+            service.app.state.gate = gate
         if service.rpc is not None:
-            grpc_port = service.rpc.bind(host, service.grpc_port)
+            service.app.state.metrics.registry.register(service.rpc.metrics)
+            grpc_port = service.rpc.bind(host, service.grpc_port, service.hops)
             service.addresses.append(f"grpc://{host}:{grpc_port}")
         async with service.background():
             http = _Server(_uvicorn_config(service))
@@ -200,17 +205,18 @@ async def running(service: Service) -> AsyncIterator[Listener]:
                 await listener.close()
 
 
-def run_service(start: Callable[[], Service], *, log_level: str) -> int:
+def run_service(start: Callable[[], Service], settings: ServiceSettings) -> int:
     """Build one service inside an event loop and serve it; the whole of a service's main.
 
     Raises:
         SetupError: it cannot start, or it died.
     """
-    logs.configure(log_level)
+    logs.configure(settings.log_level, settings.log_format)
 
     async def main() -> int:
         signals = stop_on_signals()
         service = start()
+        tracing.configure(service.name, settings.otlp_endpoint)
         await serve([service], signals=signals, on_ready=lambda: _log_ready(service))
         return 0
 
@@ -232,8 +238,11 @@ def _log_ready(service: Service) -> None:
 
 
 def _uvicorn_config(service: Service) -> uvicorn.Config:
+    tls = service.hops.tls
     return uvicorn.Config(
-        service.app,
+        with_cors(service.app, service.settings.cors_origins),
+        ssl_certfile=None if tls is None else tls.cert,
+        ssl_keyfile=None if tls is None else tls.key,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
 from triptych.errors import SetupError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 
 _SettingsT = TypeVar("_SettingsT", bound=BaseSettings)
 
@@ -35,6 +36,17 @@ class ServiceSettings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     http_port: int = Field(0, ge=0, le=65535, description="port for JSON; 0 = any")
     log_level: LogLevel = Field("info", description="least severity that is logged")
+    log_format: LogFormat = Field("text", description="text, or json: one object a line")
+    otlp_endpoint: str | None = Field(
+        None,
+        description="base URL of an OpenTelemetry collector (OTLP over HTTP) that gets traces; "
+        "default: no traces",
+    )
+    cors_origins: str | None = Field(
+        None,
+        description="origins whose pages may call from a browser, separated by commas, or *; "
+        "default: none",
+    )
     max_body_bytes: int = Field(
         32 * 2**20, ge=1024, description="largest request body, in bytes; above it: 413"
     )
@@ -43,7 +55,35 @@ class ServiceSettings(BaseSettings):
     )
 
 
-class PanelSettings(ServiceSettings):
+class SecretSettings(BaseSettings):
+    """Mixed into the settings of both ends of a hop: what a caller of a panel must know."""
+
+    hop_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="what callers of a panel send as a bearer token, at both doors; better by the "
+        "variable or a file, since flags show in the list of processes; default: none needed",
+    )
+    hop_secret_file: Path | None = Field(None, description="a file that holds the hop secret")
+
+
+class TlsSettings(BaseSettings):
+    """Mixed into the settings of both ends of a hop: certificates, as PEM files."""
+
+    tls_cert: Path | None = Field(
+        None,
+        description="certificate chain: a panel's for its doors, the gateway's for its calls; "
+        "default: no TLS",
+    )
+    tls_key: Path | None = Field(None, description="private key of --tls-cert")
+    tls_ca: Path | None = Field(
+        None,
+        description="certificates that sign the other end's: gRPC callers of a panel need one "
+        "then, and the gateway trusts panels that have one",
+    )
+
+
+class PanelSettings(ServiceSettings, SecretSettings, TlsSettings):
     """What render, generate and derender take beside."""
 
     grpc_port: int = Field(0, ge=0, le=65535, description="port for gRPC; 0 = any")
@@ -108,6 +148,7 @@ def cache_directory() -> Path:
 def _describe(fault: ErrorDetails) -> str:
     flag = ".".join(str(part) for part in fault["loc"]).replace("_", "-")
     value = fault["input"]
-    is_shown = isinstance(value, str | int | float) and not flag.endswith("key")
+    is_secret = flag.endswith(("key", "secret"))
+    is_shown = isinstance(value, str | int | float) and not is_secret
     given = f" (got {value!r})" if is_shown else ""
     return f"--{flag}: {fault['msg']}{given}"

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from typing import Any
 
 import msgspec
 from fastapi import Response
@@ -70,7 +71,7 @@ class EventStream(Response):
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
+        sending = asyncio.ensure_future(self._send_all(send, scope["triptych.notes"]))
         others = [
             asyncio.ensure_future(_disconnected(receive)),
             asyncio.ensure_future(self._keep_alive(send)),
@@ -82,6 +83,7 @@ class EventStream(Response):
                 scope["triptych.notes"]["client"] = "gone"
         except asyncio.CancelledError:  # the server stops, and this answer took too long to end
             is_cut_off = True
+            scope["triptych.notes"]["error"] = stopping_error().code
         for task in (sending, *others):
             task.cancel()
         await asyncio.gather(sending, *others, return_exceptions=True)
@@ -90,7 +92,7 @@ class EventStream(Response):
             body = error_event(stopping_error())
             await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, notes: dict[str, Any]) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
@@ -99,7 +101,8 @@ class EventStream(Response):
                 self._last_sent = time.monotonic()
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except Exception as error:  # noqa: BLE001  # a request edge: it cannot be a status any more
-            await send({"type": "http.response.body", "body": _event_of(error), "more_body": True})
+            body = error_event(_told(error, notes))
+            await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive(self, send: Send) -> None:
@@ -112,11 +115,13 @@ class EventStream(Response):
             await asyncio.sleep(KEEP_ALIVE_S - silence_s)
 
 
-def _event_of(error: Exception) -> bytes:
-    if isinstance(error, TriptychError):
-        return error_event(error)
-    _log.error("a stream failed", exc_info=error)
-    return error_event(InternalError("internal error; see the server's log"))
+def _told(error: Exception, notes: dict[str, Any]) -> TriptychError:
+    """``error`` as the client is told it; noted for the request's log line."""
+    if not isinstance(error, TriptychError):
+        _log.error("a stream failed", exc_info=error)
+        error = InternalError("internal error; see the server's log")
+    notes["error"] = error.code or error.type
+    return error
 
 
 async def _disconnected(receive: Receive) -> None:

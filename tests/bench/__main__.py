@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import routing, scale, split, split_model
+from bench import overload, routing, scale, split, split_model
 from bench.bound import bound, labels_row
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -161,15 +161,26 @@ def main() -> int:
     arguments = parse()
     if arguments.only in "routing":  # simulated: it needs no stack
         print(routing.run() + "\n", flush=True)
-    if arguments.only not in {"routing", "split"}:
-        measure_panels(arguments)
+    if any(arguments.only in name for name in ("scale", *(case.name for case in cases()))):
+        measure_running(arguments)
+    if arguments.only in "overload":
+        print(overload.run(arguments.seconds), flush=True)
     if arguments.only in "split":
         for text in (*split.run(), *split_model.run(arguments.threads, arguments.dtype)):
             print(text, flush=True)
+    if arguments.only in "wire":
+        size, ms = wire_cost()
+        print(f"| wire, 512 tokens with top-20 | {size:,} bytes, {ms:.2f} ms | | |", flush=True)
+    if arguments.only in "bound":
+        for rows in (1, 4, 16):
+            print(bound(rows, arguments.dtype).row(), flush=True)
+    if arguments.only in "labels":
+        print(labels_row(arguments.dtype), flush=True)
     return 0
 
 
-def measure_panels(arguments: argparse.Namespace) -> None:
+def measure_running(arguments: argparse.Namespace) -> None:
+    """The rows that need a stack of ours, and the peer where one is given."""
     with ours(arguments) as target:
         targets = [target]
         if arguments.peer:
@@ -182,14 +193,6 @@ def measure_panels(arguments: argparse.Namespace) -> None:
                 print(row(case, medians), flush=True)
         if arguments.only in "scale":
             print("\n" + scale.run(target.generate, _SCALE_PLOT), flush=True)
-    if arguments.only in "wire":
-        size, ms = wire_cost()
-        print(f"| wire, 512 tokens with top-20 | {size:,} bytes, {ms:.2f} ms | | |", flush=True)
-    if arguments.only in "bound":
-        for rows in (1, 4, 16):
-            print(bound(rows, arguments.dtype).row(), flush=True)
-    if arguments.only in "labels":
-        print(labels_row(arguments.dtype), flush=True)
 
 
 def row(case: Case, medians: list[float]) -> str:
@@ -218,6 +221,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=60, help="of the overload")
     parser.add_argument("--only", default="", help="measure only the rows whose name holds this")
     return parser.parse_args()
 

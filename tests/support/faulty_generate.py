@@ -36,9 +36,7 @@ def main(folder: str, *args: str) -> int:
     logs.configure(settings.log_level)
     service = load_faulty(engine_options(settings), fault_of(Path(folder)))
     try:
-        return run_service(
-            lambda: create_generate_service(service, settings), log_level=settings.log_level
-        )
+        return run_service(lambda: create_generate_service(service, settings), settings)
     except SetupError as error:
         print(f"faulty generate: {error}", file=sys.stderr)  # noqa: T201  # it is a command
         return 1

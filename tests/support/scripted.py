@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from support.net import listening
 from triptych.convert import delta_to_proto, info_to_proto, request_from_proto
 from triptych.drain import Drain
+from triptych.http import create_app
 from triptych.logprobs import pack_logprobs
 from triptych.mailbox import Mailbox
 from triptych.rpc import RpcServer
@@ -195,9 +196,7 @@ async def scripted_stack(texts: TextPanels, generate: ScriptedGenerate) -> Async
 
 def _control_app() -> FastAPI:
     """No endpoints: what a listener needs beside the gRPC server."""
-    app = FastAPI()
-    app.state.drain = Drain()
-    return app
+    return create_app("scripted", description="", model=("scripted", None))
 
 
 def encoded(model_dir: Path, text: str) -> list[int]:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from support.fakes import FakeDerender, FakeGenerate, FakeRender, Script, token
 from support.net import http_client, listening
@@ -16,6 +15,7 @@ from triptych.errors import InternalError, OverloadedError
 from triptych.wire import GenerateDelta, GenerateRequest
 from triptych_gateway.flows import Panels
 from triptych_gateway.http import create_gateway_app
+from triptych_gateway.keys import Keys, RateLimits, make_key
 from triptych_gateway.merge import MAX_RUNNING
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -23,9 +23,8 @@ PATHS = ("/v1/chat/completions", "/v1/completions")
 
 def gateway(generate: FakeGenerate, api_key: str | None = None) -> FastAPI:
     panels = Panels(FakeRender(), generate, FakeDerender())
-    return create_gateway_app(
-        panels, max_body_bytes=10_000, api_key=SecretStr(api_key) if api_key else None
-    )
+    keys = Keys({api_key: make_key("default", RateLimits())}) if api_key else None
+    return create_gateway_app(panels, max_body_bytes=10_000, keys=keys)
 
 
 def tokens(*ids: int, error: Exception | None = None, delay_s: float = 0) -> Script:

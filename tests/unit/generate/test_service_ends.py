@@ -178,6 +178,21 @@ async def test_too_many_waiting_requests_are_refused(llama: Path) -> None:
         assert all(one.token_ids for one in await asyncio.gather(*waiting))
 
 
+async def test_too_many_waiting_tokens_are_refused_but_one_prompt_never_is(llama: Path) -> None:
+    most = len(PROMPT) + 1
+    async with running_service(llama, max_num_sequences=1, max_waiting_tokens=most) as service:
+        running = service.generate(ask(PROMPT))
+        await anext(running)
+        long = asyncio.create_task(answer(service, ask(PROMPT * 2, max_tokens=2)))
+        await until(lambda: service.occupancy().num_waiting == 1)
+        assert service.occupancy().num_waiting_tokens == 2 * len(PROMPT)
+        with pytest.raises(OverloadedError, match=f"tokens would wait, limit is {most}") as refused:
+            await answer(service, ask([5], max_tokens=2))
+        assert refused.value.retry_after_s == 1
+        await running.aclose()
+        assert (await long).token_ids
+
+
 async def test_stop_ends_every_waiter(llama: Path) -> None:
     service = await asyncio.to_thread(load_service, llama)
     service.start()

@@ -4,15 +4,17 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
 
 import httpx
 import msgspec
 import pytest
 from fastapi import FastAPI, Request, Response
+from starlette.types import Scope
 
 from support.net import http_client, listening
 from triptych import sse
-from triptych.errors import InvalidRequestError, OverloadedError, SetupError
+from triptych.errors import InvalidRequestError, OverloadedError, SetupError, UnauthenticatedError
 from triptych.http import create_app, decode_json, json_response, read_body, unless_gone
 from triptych.serving import Service, running
 from triptych.settings import ServiceSettings
@@ -145,6 +147,51 @@ async def test_request_id_is_kept_when_sane_and_made_otherwise() -> None:
         made = await client.post("/busy", headers={"x-request-id": 'bad id "\n'.strip()})
     assert kept.headers["x-request-id"] == "run-7/a"
     assert made.headers["x-request-id"] not in {"", 'bad id "'}
+
+
+def closed(scope: Scope) -> AbstractContextManager[None]:
+    raise UnauthenticatedError("no")
+
+
+async def test_gate_is_asked_before_all_but_open_paths() -> None:
+    app = create_app("test", description="", model=("m", 7), gate=closed, open_prefixes=("/pages",))
+
+    @app.get("/pages/{name}")
+    async def page(name: str) -> str:
+        return name
+
+    async with http_client(app) as client:
+        statuses = {
+            path: (await client.get(path)).status_code
+            for path in ("/health", "/metrics", "/docs", "/pages/a", "/v1/models", "/nowhere")
+        }
+        refused = await client.post("/v1/models", content=b"never read")
+    assert list(statuses.values()) == [200, 200, 200, 200, 401, 401]
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("origins", [None, "https://a.test, https://b.test", "*"])
+async def test_pages_of_other_origins_may_call_only_where_they_are_named(
+    origins: str | None,
+) -> None:
+    settings = ServiceSettings(http_port=0, drain_timeout_s=0, cors_origins=origins)
+    asked = {"origin": "https://b.test", "access-control-request-method": "POST"}
+    app = create_app("test", description="", model=("m", 7), gate=closed)
+    async with (
+        running(service := Service(name="test", app=app, settings=settings)),
+        httpx.AsyncClient(base_url=service.addresses[0]) as client,
+    ):
+        before = await client.options("/v1/models", headers=asked)
+        answer = await client.get("/v1/models", headers={"origin": "https://b.test"})
+        other = await client.get("/v1/models", headers={"origin": "https://c.test"})
+    allowed = [each.headers.get("access-control-allow-origin") for each in (answer, other)]
+    if origins is None:
+        assert (before.status_code, allowed) == (401, [None, None])
+    else:
+        assert before.status_code == 200
+        assert allowed == (["*", "*"] if origins == "*" else ["https://b.test", None])
+        assert "x-ratelimit-remaining-tokens" in answer.headers["access-control-expose-headers"]
+        assert "access-control-allow-credentials" not in answer.headers
 
 
 async def test_common_endpoints() -> None:

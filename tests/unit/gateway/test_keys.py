@@ -1,0 +1,106 @@
+"""API keys from a file: what a line means, what is refused, and a file that changes."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from triptych.errors import SetupError, UnauthenticatedError
+from triptych_gateway import keys
+from triptych_gateway.keys import ApiKey, KeysFile, RateLimits, parse_keys
+
+NONE = RateLimits()
+DEFAULT = RateLimits(requests_per_minute=7)
+
+
+def limits_of(key: ApiKey) -> tuple[int | None, int | None]:
+    return key.limits.requests_per_minute, key.limits.tokens_per_minute
+
+
+def test_lines_give_keys_names_and_limits() -> None:
+    text = """
+    # who may ask
+    sk-#1 alice
+    sk-2 bob tokens_per_minute=90
+    sk-3
+    sk-4 requests_per_minute=3
+    """
+    parsed = parse_keys(text, DEFAULT)
+    assert {given: key.name for given, key in parsed.items()} == {
+        "sk-#1": "alice",
+        "sk-2": "bob",
+        "sk-3": "line-5",
+        "sk-4": "line-6",
+    }
+    assert [limits_of(key) for key in parsed.values()] == [(7, None), (7, 90), (7, None), (3, None)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nobody",
+        "s3cret a\ns3cret b",
+        "s3cret a\nother a",
+        "s3cret na/me",
+        "s3cret alice rpm=3",
+        "s3cret alice tokens_per_minute=0",
+        "s3cret alice tokens_per_minute=-1",
+        "s3cret alice bob",
+    ],
+)
+def test_wrong_files_are_refused_without_their_keys(text: str) -> None:
+    with pytest.raises(SetupError) as error:
+        parse_keys(text, NONE)
+    assert "s3cret" not in str(error.value)
+
+
+def test_missing_file_is_a_setup_error(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="No such file"):
+        KeysFile(tmp_path / "keys", NONE)
+
+
+def rewrite(path: Path, text: str) -> None:
+    """A new file in the place of ``path``, as Kubernetes and editors do it."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+@pytest.fixture
+def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_LOOK_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("always_looking")
+def test_changed_file_takes_effect_and_keeps_the_use_of_unchanged_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one alice\ntwo bob")
+    source = KeysFile(path, DEFAULT)
+    alice = source.find("one")
+    rewrite(path, "one alice\nthree carol")
+    assert source.find("three").name == "carol"
+    assert source.find("one") is alice
+    with pytest.raises(UnauthenticatedError):
+        source.find("two")
+    rewrite(path, "one alice requests_per_minute=9")
+    assert limits_of(source.find("one")) == (9, None)
+
+
+@pytest.mark.usefixtures("always_looking")
+@pytest.mark.parametrize("text", ["", "one alice bob", None])
+def test_wrong_change_is_told_of_and_changes_nothing(
+    text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one alice")
+    source = KeysFile(path, NONE)
+    if text is None:
+        path.unlink()
+    else:
+        rewrite(path, text)
+    with caplog.at_level(logging.ERROR):
+        assert source.find("one").name == "alice"
+    assert "stay as they were" in caplog.text
+    assert "one alice" not in caplog.text
