@@ -1,8 +1,9 @@
 """The compose file's topology as processes: clients go on when replicas are killed."""
 
+import re
 import shutil
 import signal
-import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import yaml
 
-from integration.fleet import Fleet
+from integration.fleet import COMPOSE, Fleet
+from support.containers import run_inside
 from support.private_network import can_have_networks
 from support.tiny_models import make_tiny_model
 from triptych.settings import cache_directory
@@ -57,7 +60,7 @@ def fleet(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield started
 
 
-def ask(fleet: Fleet) -> Any:
+def ask(fleet: Fleet, **extra: Any) -> Any:
     """One greedy chat answer with logprobs, by the openai client; its own retries are on."""
     with openai.OpenAI(base_url=f"{fleet.url('gateway')}/v1", api_key="none") as client:
         answer = client.chat.completions.create(
@@ -67,6 +70,7 @@ def ask(fleet: Fleet) -> Any:
             max_tokens=8,
             logprobs=True,
             top_logprobs=2,
+            extra_body=extra,
         )
     (choice,) = answer.choices
     return choice.model_dump()
@@ -81,3 +85,66 @@ def test_fleet_answers_alike_while_replicas_come_and_go(fleet: Fleet) -> None:
         fleet.stop(service, 0)
         fleet.scale(service, 2)
         assert ask(fleet) == undisturbed
+
+
+def test_fleet_compiles_grammars_without_writing_a_file(fleet: Fleet) -> None:
+    """xgrammar and its process of its own work on a read-only root, as another user."""
+    choice = ask(fleet, structured_outputs={"choice": ["yes"]})
+    assert choice["message"]["content"] == "yes"
+
+
+def test_fleet_names_lead_to_every_running_replica(fleet: Fleet) -> None:
+    (gateway,) = fleet.replicas("gateway")
+    script = "import socket, sys; found = socket.getaddrinfo('render', 9001, type=1);"
+    script += "sys.exit(sorted(each[4][0] for each in found) != sorted(sys.argv[1:]))"
+    addresses = [replica.container.address for replica in fleet.replicas("render")]
+    assert len(addresses) == 2
+    asked = [sys.executable, "-c", script, *addresses]
+    assert run_inside(gateway.container, asked, timeout_s=20)
+
+
+@pytest.mark.parametrize("service", ["gateway", "render", "generate", "derender"])
+def test_fleet_container_is_confined_as_compose_says(fleet: Fleet, service: str) -> None:
+    container = fleet.replicas(service)[0].container
+
+    def can_write(path: str) -> bool:
+        script = f"open({path!r}, 'w').close()"
+        return run_inside(container, [sys.executable, "-c", script], timeout_s=20)
+
+    places = ["/x", "/etc/x", "/usr/x", "/cache/x", "/models/x", f"{sys.prefix}/x"]
+    assert not any(can_write(path) for path in places)
+    assert can_write("/tmp/x")
+    status = Path(f"/proc/{container.process.pid}/status").read_text()
+    facts = dict(re.findall(r"^(\w+):\s*(\S+)", status, re.MULTILINE))
+    assert (facts["Uid"], facts["Gid"], facts["NoNewPrivs"]) == ("10001", "10001", "1")
+    assert {facts["CapEff"], facts["CapPrm"], facts["CapBnd"]} == {"0" * 16}
+
+
+@pytest.mark.parametrize("service", ["gateway", "render", "generate", "derender"])
+def test_fleet_replica_has_health_and_metrics(fleet: Fleet, service: str) -> None:
+    url = fleet.url(service)
+    assert httpx.get(f"{url}/health").status_code == 200
+    names = set(re.findall(r"^(\w+)", httpx.get(f"{url}/metrics").text, re.MULTILINE))
+    assert f"triptych_{service}_requests_in_flight" in names
+    if service == "generate":
+        (scaler,) = [
+            each
+            for each in yaml.safe_load_all((COMPOSE.parent / "k8s/base/scaling.yaml").read_text())
+            if each["kind"] == "HorizontalPodAutoscaler" and each["metadata"]["name"] == service
+        ]
+        (metric,) = scaler["spec"]["metrics"]
+        assert metric["pods"]["metric"]["name"] in names
+
+
+def test_fleet_replica_drains_in_less_than_its_grace(fleet: Fleet) -> None:
+    (gateway,) = fleet.replicas("gateway")
+    assert fleet.stop("gateway", 0) < gateway.service.stop_grace_s
+    assert gateway.container.process.returncode == 0
+    fleet.scale("gateway", 1)
+    assert ask(fleet)["finish_reason"] == "length"
+
+
+def test_fleet_without_namespaces_answers_alike(models_dir: Path, tmp_path: Path) -> None:
+    with fleet_of(models_dir, tmp_path, is_private=False, scale={}) as started:
+        assert len(ask(started)["logprobs"]["content"]) == 8
+        assert ask(started, structured_outputs={"choice": ["yes"]})["message"]["content"] == "yes"
