@@ -16,6 +16,14 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 collect_ignore = ["clients"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--image-environments",
+        type=Path,
+        help="folder of support.build_stages: the fleet runs in the images' own environments",
+    )
+
+
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """The built-in model as a Hugging Face directory; `make model` prepares it."""

@@ -1,10 +1,10 @@
 """deploy/compose.yaml as local processes: what ships is what is tested.
 
-Every replica runs its service's own command, environment, volumes, user and health check, in network
-and mount namespaces of its own where they can be made (``is_private``), and names resolve as in
-compose: to every running replica. Differences: images are this Python instead of builds (``triptych``
-is ``python -m triptych_cli``), a published port is any free one, limits are not applied, and nothing
-is restarted unless the test does it.
+Every replica runs its service's own command, environment, volumes, user and health check, in
+network and mount namespaces of its own where they can be made (``is_private``), and names resolve
+as in compose: to every running replica. Differences: ``triptych`` is ``python -m triptych_cli`` of
+this Python, or of an environment built as the image's is; a published port is any free one; limits
+are not applied; and nothing is restarted unless the test does it.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Fleet:
         volumes: directories of its named volumes.
         scale: replicas by service; one of each that is not named.
         is_private: in namespaces; otherwise on loopback addresses.
-        environments: a Python environment per image target, instead of this one.
+        environments: a Python environment per service, instead of this one.
     """
 
     def __init__(
@@ -103,6 +103,11 @@ class Fleet:
         if self._is_private:
             address, port = "127.0.0.1", self._network.publish(address, port)
         return f"http://{address}:{port}"
+
+    def python(self, service: str) -> str:
+        """The Python that ``service`` runs in."""
+        environment = self._environments.get(service)
+        return sys.executable if environment is None else str(environment / "bin" / "python")
 
     def send(self, service: str, index: int, number: signal.Signals) -> None:
         """A signal to a replica; after SIGKILL its name no longer leads to it."""
@@ -166,7 +171,9 @@ class Fleet:
         folder.mkdir(parents=True)
         log = folder / "log"
         argv = self._command(service, service.argv)
-        environment = {**service.environment, "PYTHONPATH": f"{ROOT}/services:{ROOT}/shared"}
+        environment = dict(service.environment)
+        if service.name not in self._environments:
+            environment["PYTHONPATH"] = f"{ROOT}/services:{ROOT}/shared"
         with log.open("wb") as output:
             if self._is_private:
                 container = start_container(
@@ -193,8 +200,7 @@ class Fleet:
 
     def _command(self, service: ComposeService, argv: list[str]) -> list[str]:
         """``argv`` with this machine's Python for the image's ``triptych`` and ``python``."""
-        environment = self._environments.get(service.name)
-        python = sys.executable if environment is None else str(environment / "bin" / "python")
+        python = self.python(service.name)
         program = {"triptych": [python, "-m", "triptych_cli"], "python": [python]}[argv[0]]
         return [*program, *argv[1:]]
 

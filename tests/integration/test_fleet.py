@@ -1,5 +1,6 @@
 """The compose file's topology as processes: clients go on when replicas are killed."""
 
+import os
 import re
 import shutil
 import signal
@@ -40,23 +41,41 @@ def models_dir(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def fleet_of(models_dir: Path, folder: Path, *, is_private: bool, scale: dict[str, int]) -> Fleet:
-    return Fleet(
-        folder,
-        variables={"MODEL": "/models/tiny", "MODELS_DIR": str(models_dir), "GENERATE_CPUS": "1"},
-        volumes={"cache": cache_directory()},
-        scale=scale,
-        is_private=is_private,
-    )
+def fleet_of(models_dir: Path, folder: Path, cache: Path, **options: Any) -> Fleet:
+    variables = {"MODEL": "/models/tiny", "MODELS_DIR": str(models_dir), "GENERATE_CPUS": "1"}
+    return Fleet(folder, variables=variables, volumes={"cache": cache}, **options)
 
 
 @pytest.fixture(scope="module")
-def fleet(models_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def image_environments(request: pytest.FixtureRequest) -> dict[str, Path]:
+    """By service, where `make check-deploy` built them; else none."""
+    folder: Path | None = request.config.getoption("--image-environments")
+    if folder is None:
+        return {}
+    return {each.name: each.resolve() / "environment" for each in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    models_dir: Path,
+    image_environments: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Fleet]:
+    """Of this Python, with the kernels that it has; or of the images, with nothing compiled yet."""
     if not can_have_networks():
         pytest.skip("network namespaces need root and iproute2")
-    scale = {"render": 2, "generate": 2, "derender": 2}
-    folder = tmp_path_factory.mktemp("fleet")
-    with fleet_of(models_dir, folder, is_private=True, scale=scale) as started:
+    cache = cache_directory()
+    if image_environments:
+        cache = tmp_path_factory.mktemp("cache")
+        os.chown(cache, 10001, 10001)  # as the image has it, which a new volume takes over
+    with fleet_of(
+        models_dir,
+        tmp_path_factory.mktemp("fleet"),
+        cache,
+        scale={"render": 2, "generate": 2, "derender": 2},
+        is_private=True,
+        environments=image_environments,
+    ) as started:
         yield started
 
 
@@ -99,7 +118,7 @@ def test_fleet_names_lead_to_every_running_replica(fleet: Fleet) -> None:
     script += "sys.exit(sorted(each[4][0] for each in found) != sorted(sys.argv[1:]))"
     addresses = [replica.container.address for replica in fleet.replicas("render")]
     assert len(addresses) == 2
-    asked = [sys.executable, "-c", script, *addresses]
+    asked = [fleet.python("gateway"), "-c", script, *addresses]
     assert run_inside(gateway.container, asked, timeout_s=20)
 
 
@@ -109,7 +128,7 @@ def test_fleet_container_is_confined_as_compose_says(fleet: Fleet, service: str)
 
     def can_write(path: str) -> bool:
         script = f"open({path!r}, 'w').close()"
-        return run_inside(container, [sys.executable, "-c", script], timeout_s=20)
+        return run_inside(container, [fleet.python(service), "-c", script], timeout_s=20)
 
     places = ["/x", "/etc/x", "/usr/x", "/cache/x", "/models/x", f"{sys.prefix}/x"]
     assert not any(can_write(path) for path in places)
@@ -144,7 +163,18 @@ def test_fleet_replica_drains_in_less_than_its_grace(fleet: Fleet) -> None:
     assert ask(fleet)["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("service", ["gateway", "render", "generate", "derender"])
+def test_image_has_torch_where_it_computes_alone(
+    fleet: Fleet, image_environments: dict[str, Path], service: str
+) -> None:
+    if not image_environments:
+        pytest.skip("needs --image-environments: `make check-deploy`")
+    container = fleet.replicas(service)[0].container
+    asked = [fleet.python(service), "-c", "import torch"]
+    assert run_inside(container, asked, timeout_s=60) == (service == "generate")
+
+
 def test_fleet_without_namespaces_answers_alike(models_dir: Path, tmp_path: Path) -> None:
-    with fleet_of(models_dir, tmp_path, is_private=False, scale={}) as started:
+    with fleet_of(models_dir, tmp_path, cache_directory(), is_private=False, scale={}) as started:
         assert len(ask(started)["logprobs"]["content"]) == 8
         assert ask(started, structured_outputs={"choice": ["yes"]})["message"]["content"] == "yes"

@@ -1,4 +1,4 @@
-"""``python -m support.build_stages FOLDER NAME…``: the Dockerfile's environments, without an engine.
+"""``python -m support.build_stages FOLDER NAME…``: the Dockerfile's environments, built here.
 
 Runs the COPY and RUN instructions of each stage ``NAME-environment`` on this machine, with /src and
 /opt/triptych inside FOLDER/NAME, and prints how long that took and how large the environment is.

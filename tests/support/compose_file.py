@@ -1,4 +1,4 @@
-"""deploy/compose.yaml as it is run: variables filled in, each service with its image's own facts."""
+"""deploy/compose.yaml as it is run: variables filled in, each service with its image's facts."""
 
 import re
 from dataclasses import dataclass

@@ -53,11 +53,11 @@ def start_container(
     script = "\n".join(
         [
             *_root(folder),
-            *(line for target, options in service.tmpfs.items() for line in _tmpfs(target, options)),
+            *(line for each in service.tmpfs.items() for line in _tmpfs(*each)),
             *(line for path in [Path("/usr"), *programs] for line in _volume(_shown(path))),
             *(line for mount in service.mounts for line in _volume(mount)),
             *(["mount -o remount,ro $root"] if service.is_read_only else []),
-            shlex.join(["exec", "chroot"]) + " $root " + shlex.join([*_as(service.user), *argv]),
+            "exec chroot $root " + shlex.join([*_as(service.user), *argv]),
         ]
     )
     process = subprocess.Popen(
@@ -91,12 +91,9 @@ def programs_of(*pythons: Path) -> list[Path]:
     """What has to be shown so that this Python, and environments ``pythons``, run."""
     wanted = {Path(sys.base_prefix), Path(sys.prefix), *pythons}
     wanted |= {Path(entry) for entry in sys.path if Path(entry).is_dir()}
-    outermost = sorted(path.resolve() for path in wanted)
-    return [
-        path
-        for path in outermost
-        if not any(other in path.parents for other in outermost) and Path("/usr") not in path.parents
-    ]
+    places = {path.resolve() for path in wanted}
+    covers = {*places, Path("/usr")}
+    return sorted(path for path in places if not covers & set(path.parents))
 
 
 def _root(folder: Path) -> list[str]:

@@ -1,8 +1,8 @@
 """The fallback where no network namespaces can be made: each replica at an address 127.x.y.z.
 
-Ports, flags and health checks stay those of the file. What cannot stay is replaced: the address to
-listen on, a service's name by the list of its replicas, and a volume's place by its directory. There
-is no read-only root and no other user.
+Ports, flags and health checks stay those of the file. What cannot stay is replaced: the address
+to listen on, a service's name by the list of its replicas, and a volume's place by its directory.
+There is no read-only root and no other user.
 """
 
 import itertools
@@ -58,11 +58,7 @@ def run_beside(container: Container, argv: Sequence[str], *, timeout_s: float) -
     """Whether a health check ends well, asked at the replica's address."""
     command = [each.replace("127.0.0.1", container.address) for each in argv]
     try:
-        return (
-            subprocess.run(
-                command, check=False, capture_output=True, timeout=timeout_s, env=os.environ
-            ).returncode
-            == 0
-        )
+        done = subprocess.run(command, check=False, capture_output=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return False
+    return done.returncode == 0
