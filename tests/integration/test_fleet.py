@@ -38,6 +38,7 @@ def models_dir(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         shutil.copy(smollm2_dir / name, folder / "tiny" / name)
     for path in (folder, *folder.rglob("*")):  # the containers' user is another one
         path.chmod(0o755 if path.is_dir() else 0o644)
+    (folder / "closed").mkdir(mode=0o700)
     return folder
 
 
@@ -104,6 +105,9 @@ def test_fleet_answers_alike_while_replicas_come_and_go(fleet: Fleet) -> None:
         fleet.stop(service, 0)
         fleet.scale(service, 2)
         assert ask(fleet) == undisturbed
+    fleet.send("generate", 0, signal.SIGKILL)
+    assert ask(fleet) == undisturbed
+    fleet.stop("generate", 0)
 
 
 def test_fleet_compiles_grammars_without_writing_a_file(fleet: Fleet) -> None:
@@ -120,6 +124,18 @@ def test_fleet_names_lead_to_every_running_replica(fleet: Fleet) -> None:
     assert len(addresses) == 2
     asked = [fleet.python("gateway"), "-c", script, *addresses]
     assert run_inside(gateway.container, asked, timeout_s=20)
+
+
+def test_model_that_another_user_owns_is_one_line(fleet: Fleet) -> None:
+    script = (
+        "import subprocess, sys;"
+        "command = [sys.executable, '-m', 'triptych_cli', 'render', '--model', '/models/closed'];"
+        "done = subprocess.run(command, capture_output=True, text=True);"
+        "wanted = '/models/closed/tokenizer.json may not be used by user 10001';"
+        "sys.exit(done.stderr != f'triptych render: {wanted}\\n')"
+    )
+    asked = [fleet.python("render"), "-c", script]
+    assert run_inside(fleet.replicas("render")[0].container, asked, timeout_s=60)
 
 
 @pytest.mark.parametrize("service", ["gateway", "render", "generate", "derender"])
