@@ -22,6 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         help="folder of support.build_stages: the fleet runs in the images' own environments",
     )
+    parser.addoption(
+        "--failover-requests",
+        type=int,
+        default=24,
+        help="requests of tests/integration/test_failover.py; `make test-failover` asks 200",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -5,26 +5,29 @@ from collections.abc import AsyncIterator
 
 from triptych.serving import Service, run_service
 from triptych.settings import parse_settings
+from triptych_gateway.fleet import Fleet
 from triptych_gateway.flows import Panels
 from triptych_gateway.http import create_gateway_app
 from triptych_gateway.links import Closable
-from triptych_gateway.over_grpc import GrpcDerender, GrpcGenerate, GrpcRender
 from triptych_gateway.settings import GatewaySettings
-from triptych_gateway.vocabularies import WithVocabulary
 
 
 def main(args: list[str]) -> int:
     settings = parse_settings(GatewaySettings, args)
 
-    def start() -> Service:
-        timeout_s = settings.request_timeout_s
-        render = GrpcRender(settings.render)
-        generate = GrpcGenerate(settings.generate, timeout_s=timeout_s)
-        derender = GrpcDerender(settings.derender, timeout_s=timeout_s)
-        panels = Panels(render, WithVocabulary(generate, derender), derender)
-        return create_gateway_service(panels, settings, [render, generate, derender])
+    return run_service(lambda: _fleet_service(settings), log_level=settings.log_level)
 
-    return run_service(start, log_level=settings.log_level)
+
+def _fleet_service(settings: GatewaySettings) -> Service:
+    fleet = Fleet(settings)
+    app = create_gateway_app(
+        fleet.panels,
+        max_body_bytes=settings.max_body_bytes,
+        api_key=settings.api_key,
+        is_ready=fleet.is_ready,
+        collectors=(fleet.collector,),
+    )
+    return Service(name="gateway", app=app, settings=settings, background=fleet.watched)
 
 
 def create_gateway_service(

@@ -4,6 +4,7 @@ import hmac
 from collections.abc import Awaitable, Callable
 
 from fastapi import Depends, FastAPI, Request, Response
+from prometheus_client.registry import Collector
 from pydantic import SecretStr
 
 from triptych import sse
@@ -15,9 +16,24 @@ from triptych_gateway.flows import Panels
 
 
 def create_gateway_app(
-    panels: Panels, *, max_body_bytes: int, api_key: SecretStr | None = None
+    panels: Panels,
+    *,
+    max_body_bytes: int,
+    api_key: SecretStr | None = None,
+    is_ready: Callable[[], Awaitable[bool]] | None = None,
+    collectors: tuple[Collector, ...] = (),
 ) -> FastAPI:
-    async def is_ready() -> bool:
+    """The OpenAI endpoints over ``panels``.
+
+    Args:
+        panels: where requests go.
+        max_body_bytes: larger requests are a 413.
+        api_key: what clients must send; None: nothing.
+        is_ready: whether requests can be served; None: whether generate and render answer.
+        collectors: metrics of the links.
+    """
+
+    async def panels_answer() -> bool:
         try:
             await panels.generate.info()
             await panels.render.tokenizer_info()
@@ -33,8 +49,9 @@ def create_gateway_app(
         "gateway",
         description="OpenAI's chat and completions over render, generate and derender.",
         model=served_model,
-        is_ready=is_ready,
+        is_ready=is_ready or panels_answer,
         guard=_guard(api_key),
+        collectors=collectors,
     )
     guarded = [Depends(_guard(api_key))]
 

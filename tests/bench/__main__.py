@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from bench import scale
+from bench import routing, scale
 from bench.bound import linear_bound
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -161,6 +161,10 @@ async def run_case(case: Case, targets: list[Target], repeats: int) -> list[floa
 
 def main() -> int:
     arguments = parse()
+    if arguments.only in "routing":
+        print(routing.run() + "\n", flush=True)
+    if arguments.only == "routing":  # simulated: it needs no stack
+        return 0
     with ours(arguments) as target:
         targets = [target]
         if arguments.peer:

@@ -14,6 +14,7 @@ from integration.deploy_settings import CLOSE_S, DEPLOY, PANELS, STAGES, setting
 from integration.fleet import COMPOSE
 from support.compose_file import read_compose
 from support.dockerfile import read_image
+from triptych_gateway.settings import GatewaySettings
 
 SERVICES = read_compose(COMPOSE, {})["services"]
 IMAGES = {entry["image"] for entry in SERVICES.values() if "build" in entry}
@@ -71,6 +72,9 @@ def test_pod_has_time_to_leave_and_drain(name: str, monkeypatch: pytest.MonkeyPa
     assert command == "sleep"
     needed_s = int(seconds) + settings.drain_timeout_s + CLOSE_S
     assert needed_s <= pod["terminationGracePeriodSeconds"]
+    if name in PANELS:
+        gateway = GatewaySettings()
+        assert int(seconds) >= gateway.resolve_every_s + gateway.probe_every_s
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
