@@ -11,10 +11,14 @@ INTEROP := .venv-interop
 INTEROP_LOCK := deploy/locks/interop.txt
 BROWSER := .venv-browser
 BROWSER_LOCK := deploy/locks/browser.txt
+DEPLOY_TOOLS := .venv-deploy
+DEPLOY_LOCK := deploy/locks/deploy.txt
+IMAGES := build/images
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve test test-failover test-clients test-interop test-browser check proto format lock bench clean
+.PHONY: help install model serve test test-failover test-clients test-interop test-browser check
+.PHONY: check-deploy proto format lock bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1	/' | expand -t 20
@@ -79,6 +83,22 @@ check: install  ## lint, types, import rules, protobuf drift
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
 
+check-deploy: model $(DEPLOY_TOOLS)/.installed  ## validate deploy/, build its environments, run the fleet in them
+	$(DEPLOY_TOOLS)/bin/hadolint --ignore DL3008 --ignore DL3013 deploy/Dockerfile
+	$(DEPLOY_TOOLS)/bin/docker-compose -f deploy/compose.yaml --profile '*' config -q
+	for overlay in local gpu; do \
+	  $(DEPLOY_TOOLS)/bin/kubectl kustomize deploy/k8s/overlays/$$overlay > build/k8s.yaml && \
+	  $(DEPLOY_TOOLS)/bin/kubernetes-validate --strict -k 1.30 build/k8s.yaml && \
+	  $(DEPLOY_TOOLS)/bin/kubernetes-validate --strict -k 1.37 build/k8s.yaml || exit 1; done
+	rm -rf $(IMAGES)
+	cd tests && ../$(BIN)/python -m support.build_stages ../$(IMAGES) gateway render derender generate prepare
+	$(BIN)/pytest tests/integration/test_fleet.py --image-environments=$(IMAGES) $(ARGS)
+
+$(DEPLOY_TOOLS)/.installed: $(DEPLOY_LOCK)
+	$(PYTHON) -m venv $(DEPLOY_TOOLS)
+	$(DEPLOY_TOOLS)/bin/pip install --disable-pip-version-check -q -r $(DEPLOY_LOCK)
+	@mkdir -p build && touch $@
+
 format: install  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -89,11 +109,12 @@ proto: install  ## generate the protobuf code
 bench: model  ## measure (see docs/benchmarks.md)
 	cd tests && ../$(BIN)/python -m bench $(ARGS)
 
-lock: install $(CLIENTS)/.installed $(INTEROP)/.installed $(BROWSER)/.installed  ## write the versions in all environments to deploy/locks
+lock: install $(CLIENTS)/.installed $(INTEROP)/.installed $(BROWSER)/.installed $(DEPLOY_TOOLS)/.installed  ## write the versions in all environments to deploy/locks
 	$(BIN)/python deploy/write_lock.py $(LOCK)
 	$(CLIENTS)/bin/python deploy/write_lock.py $(CLIENTS_LOCK)
 	$(INTEROP)/bin/python deploy/write_lock.py $(INTEROP_LOCK)
 	$(BROWSER)/bin/python deploy/write_lock.py $(BROWSER_LOCK)
+	$(DEPLOY_TOOLS)/bin/python deploy/write_lock.py $(DEPLOY_LOCK)
 
 clean:  ## remove what make made (not the model cache)
-	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) $(DEPLOY_TOOLS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,6 +18,11 @@ collect_ignore = ["browser", "clients"]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--image-environments",
+        type=Path,
+        help="folder of support.build_stages: the fleet runs in the images' own environments",
+    )
+    parser.addoption(
         "--failover-requests",
         type=int,
         default=24,

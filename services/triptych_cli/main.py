@@ -1,6 +1,7 @@
 """Dispatch of the ``triptych`` command; a command's code is imported only when it runs."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -36,6 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SetupError as error:
         for line in str(error).splitlines():
             print(f"triptych {command}: {line}", file=sys.stderr)
+        return 1
+    except PermissionError as error:  # most often a mounted volume of another user
+        print(
+            f"triptych {command}: {error.filename} may not be used by user {os.getuid()}",
+            file=sys.stderr,
+        )
         return 1
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("triptych"):

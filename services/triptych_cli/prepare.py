@@ -29,10 +29,16 @@ class PrepareSettings(BaseSettings):
     model: CliPositionalArg[str] = Field(
         description="a .gguf file, a hub id (owner/name), or the built-in name smollm2"
     )
+    kernels: bool = Field(
+        False, description="also compile the CPU kernels of generate for this machine's processor"
+    )
 
 
 def main(args: list[str]) -> int:
-    location = prepare(parse_settings(PrepareSettings, args).model)
+    settings = parse_settings(PrepareSettings, args)
+    location = prepare(settings.model)
+    if settings.kernels:
+        _compile_kernels()
     print(location.directory)
     return 0
 
@@ -55,6 +61,13 @@ def prepare(model: str) -> ModelLocation:
             shutil.rmtree(location.directory, ignore_errors=True)
             scratch.rename(location.directory)
     return location
+
+
+def _compile_kernels() -> None:
+    from triptych_generate.native import load_kernels  # torch, which fetching a model does without
+
+    if load_kernels() is None:
+        raise SetupError("the CPU kernels cannot be compiled; see above")
 
 
 def _fill(location: ModelLocation, scratch: Path) -> None:

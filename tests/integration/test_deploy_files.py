@@ -1,0 +1,174 @@
+"""What deploy/ says of flags, variables, ports and paths, held against the code that reads them.
+
+Schemas are checked by `make check-deploy`, with the tools' own validators.
+"""
+
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from integration.deploy_settings import CLOSE_S, DEPLOY, SETTINGS, STAGES, settings_of
+from integration.fleet import COMPOSE, ROOT
+from support.compose_file import read_compose
+from support.dockerfile import Image, lineage, read_image
+from triptych.settings import PanelSettings
+from triptych_cli.main import COMMANDS
+
+SERVICES = read_compose(COMPOSE, {})["services"]
+BUILT = [name for name, entry in SERVICES.items() if "build" in entry]
+IMAGES = {SERVICES[name]["build"]["target"] for name in BUILT}
+
+
+def compose_settings(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[Any, Image]:
+    entry = SERVICES[name]
+    image = read_image(STAGES, entry["build"]["target"])
+    given = {key: value for key, value in entry.get("environment", {}).items() if value is not None}
+    environment = {**image.environment, **{key: str(value) for key, value in given.items()}}
+    return settings_of(monkeypatch, entry["command"], environment), image
+
+
+# --- the Dockerfile
+
+
+def test_images_have_only_the_extras_of_their_service() -> None:
+    extras = {"generate-gpu": {"cuda"}, "prepare": {"generate", "prepare"}}
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for target in IMAGES:
+        runs = [
+            text
+            for stage in lineage(STAGES, f"{target}-environment")
+            for text in stage.texts("RUN")
+        ]
+        found = set(re.findall(r"'\.\[(\w+)\]'", "\n".join(runs)))
+        assert found == extras.get(target, {target})
+        assert found <= known.keys()
+        assert ("torch==" in "\n".join(runs)) == (target in {"generate", "prepare"})
+
+
+@pytest.mark.parametrize("target", sorted(IMAGES))
+def test_image_runs_its_service_as_a_numbered_user(target: str) -> None:
+    image = read_image(STAGES, target)
+    assert image.entrypoint == ["triptych"]
+    assert image.command[0] in COMMANDS
+    assert image.user == "10001:10001"
+    assert STAGES[target].texts("COPY") == [
+        f"--from={target}-environment /opt/triptych /opt/triptych"
+    ]
+
+
+def test_builder_is_sent_all_that_is_copied_and_nothing_else() -> None:
+    lines = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+    sent = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    copied = {
+        source
+        for stage in STAGES.values()
+        for text in stage.texts("COPY")
+        if not text.startswith("--from=")
+        for source in text.split()[:-1]
+    }
+    assert copied == sent
+    assert all((ROOT / source).exists() for source in copied)
+
+
+# --- compose.yaml
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_compose_service_starts_with_what_its_settings_know(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, image = compose_settings(monkeypatch, name)
+    if name == "prepare":
+        return
+    assert settings.host == "0.0.0.0"
+    ports = [settings.http_port]
+    if isinstance(settings, PanelSettings):
+        ports.append(settings.grpc_port)
+    assert image.ports == ports
+    assert image.healthcheck is not None
+    assert f"http://127.0.0.1:{settings.http_port}/ready" in image.healthcheck[-1]
+    grace_s = float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
+    assert settings.drain_timeout_s + CLOSE_S <= grace_s
+
+
+@pytest.mark.parametrize("generate", ["generate", "generate-gpu"])
+def test_compose_gateway_calls_the_ports_that_panels_listen_on(
+    generate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, _ = compose_settings(monkeypatch, "gateway")
+    assert gateway.generate == "generate:9002"
+    for address in (gateway.render, f"{generate}:9002", gateway.derender):
+        name, _, port = address.partition(":")
+        panel, _ = compose_settings(monkeypatch, name)
+        assert panel.grpc_port == int(port)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_compose_containers_are_confined_and_limited(name: str) -> None:
+    entry = SERVICES[name]
+    limits = entry.get("deploy", {}).get("resources", {}).get("limits", {})
+    assert name == "prepare" or limits.keys() == {"cpus", "memory"}
+    if name == "vllm":  # an image of others, which runs as root
+        return
+    assert not entry["user"].startswith("0")
+    assert re.fullmatch(r"\d+:\d+", entry["user"])
+    assert entry["read_only"] is True
+    assert entry["cap_drop"] == ["ALL"]
+    assert entry["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_compose_publishes_the_gateway_and_grafana_on_loopback_alone() -> None:
+    published = {name: entry["ports"] for name, entry in SERVICES.items() if "ports" in entry}
+    assert published == {
+        "gateway": ["127.0.0.1:8000:8000"],
+        "grafana": ["127.0.0.1:3000:3000"],
+    }
+
+
+def test_compose_gives_generate_as_many_threads_as_cores() -> None:
+    for cores in ("2", "6"):
+        entry = read_compose(COMPOSE, {"GENERATE_CPUS": cores})["services"]["generate"]
+        assert str(entry["environment"]["TRIPTYCH_GENERATE_THREADS"]) == cores
+        assert str(entry["deploy"]["resources"]["limits"]["cpus"]) == cores
+
+
+def test_compose_secrets_come_from_the_callers_environment() -> None:
+    assert SERVICES["gateway"]["environment"]["TRIPTYCH_GATEWAY_API_KEY"] is None
+    assert SERVICES["derender"]["environment"]["TRIPTYCH_DERENDER_STATE_KEY"] is None
+
+
+# --- Prometheus and Grafana
+
+
+def test_prometheus_asks_every_service_at_its_json_port() -> None:
+    jobs = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    found = {
+        name: lookup["port"]
+        for job in jobs
+        for lookup in job["dns_sd_configs"]
+        for name in lookup["names"]
+    }
+    assert found.pop("vllm") == 8000
+    expected = {
+        name: SETTINGS[SERVICES[name]["command"][0]].model_fields["http_port"].default
+        for name in BUILT
+        if name != "prepare"
+    }
+    assert found == expected
+
+
+def test_grafana_finds_its_source_and_dashboards_where_compose_mounts_them() -> None:
+    provisioning = DEPLOY / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "triptych.yaml").read_text())[
+        "providers"
+    ]
+    targets = [volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]]
+    assert provider["options"]["path"] in targets
+    assert "/etc/grafana/provisioning" in targets
