@@ -13,6 +13,8 @@ from triptych.wire import StructuredOutputs, Vocabulary
 
 #: Characters of a schema, pattern, grammar, or of all choices together.
 MAX_CHARS = 128 * 1024
+#: The same of a structural tag, which holds the schemas of calls that may be repeated twice.
+MAX_TAG_CHARS = 2 * MAX_CHARS
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _UNSERVED = ("disable_additional_properties", "whitespace_pattern")
 
@@ -41,9 +43,10 @@ def check_structured(
     if kind == "choice" and not (outputs.choice and all(outputs.choice)):
         raise InvalidRequestError(f"{where} must hold texts, each not empty", param=where)
     num_chars = sum(map(len, outputs.choice or [text_of(outputs, kind)]))
-    if num_chars > MAX_CHARS:
+    limit = MAX_TAG_CHARS if kind == "structural_tag" else MAX_CHARS
+    if num_chars > limit:
         raise InvalidRequestError(
-            f"{where} has {num_chars:,} characters, limit is {MAX_CHARS:,}", param=where
+            f"{where} has {num_chars:,} characters, limit is {limit:,}", param=where
         )
     if kind == "json":
         prepared(schema_of(outputs, where), where)

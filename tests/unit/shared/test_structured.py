@@ -44,6 +44,11 @@ def test_structured_outputs_within_bounds_pass(outputs: StructuredOutputs) -> No
         (StructuredOutputs(json={"items": {"not": {}}}), "s.json.items.not", "cannot be held"),
         (StructuredOutputs(structural_tag="[" * 100_000), "s.structural_tag", "not valid JSON"),
         (
+            StructuredOutputs(structural_tag=" " * (2 * MAX_CHARS + 1)),
+            "s.structural_tag",
+            "limit is 262,144",
+        ),
+        (
             StructuredOutputs(structural_tag='{"format": [{"json_schema": {"not": {}}}]}'),
             "s.structural_tag.not",
             "cannot be held",
