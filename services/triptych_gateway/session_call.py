@@ -34,7 +34,9 @@ class SessionCall(Generic[_CommandsT, _StepT]):
         self._on_step = on_step
         self._on_end = on_end
         self._news = asyncio.Event()
+        self._error = UnavailableError(f"the session with {name} broke", retry_after_s=1)
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+        self._tasks[1].add_done_callback(self._ended)
 
     def wake(self) -> None:
         """There are commands to take; those of one turn of the event loop go out together."""
@@ -54,17 +56,17 @@ class SessionCall(Generic[_CommandsT, _StepT]):
                     await self._call.write(commands)
 
     async def _read(self) -> None:
-        error = UnavailableError(f"the session with {self._name} broke", retry_after_s=1)
         try:
             step: Any
             while (step := await self._call.read()) is not grpc.aio.EOF:
                 self._on_step(step)
         except grpc.aio.AioRpcError as broken:
-            error = self._break_of(broken)
-        finally:
-            self._call.cancel()
-            self._tasks[0].cancel()
-            self._on_end(error)
+            self._error = self._break_of(broken)
+
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        self._call.cancel()
+        self._tasks[0].cancel()
+        self._on_end(self._error)
 
     def _break_of(self, broken: grpc.aio.AioRpcError) -> UnavailableError:
         if broken.code() is grpc.StatusCode.UNAVAILABLE:
