@@ -70,10 +70,10 @@ class Attempts(Generic[_LinkT]):
 
     def progressed(self) -> None:
         """Something was received."""
-        if self._num_failed or not self.has_begun:
+        if self._error is not None or not self.has_begun:
             self.has_begun = True
             self._num_failed = 0
-            self._deadline = None
+            self._error = self._deadline = None
             self._tried.clear()
 
     def failed(self, replica: Replica[_LinkT], error: TriptychError) -> None:

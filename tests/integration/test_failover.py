@@ -20,11 +20,11 @@ from support.tiny_models import make_tiny_model
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("failover")]
 
-MAX_TOKENS = 220
+MAX_TOKENS = 120
 #: Requests at a time, during which one replica of one or two panels is struck.
 AT_ONCE = 4
 #: The longest wait before that, in seconds; answers take about half of it to some times of it.
-LONGEST_WAIT_S = 0.6
+LONGEST_WAIT_S = 0.4
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from triptych.errors import (
     UnavailableError,
 )
 from triptych.wire import GenerateDelta, GenerateRequest, SamplingParams, join_deltas
-from triptych_gateway.attempts import MAX_ATTEMPTS
+from triptych_gateway.attempts import MAX_ATTEMPTS, Attempts
 from triptych_gateway.failover import FailoverGenerate
 from triptych_gateway.replicas import ReplicaSet
 
@@ -206,6 +206,16 @@ async def test_answer_that_has_begun_waits_for_room() -> None:
     first = FakeWorker("a", faults=[Fault(2, unreachable()), Fault(0, full), Fault(0, full)])
     async with failover(first) as (link, _):
         assert seen(await received(link, ask())) == seen(deltas_of(ask()))
+
+
+async def test_limit_of_waiting_begins_again_with_every_token() -> None:
+    async with fake_workers(FakeWorker("a")) as replicas:
+        attempts = Attempts(replicas, take_over_timeout_s=0.1, has_begun=True)
+        for _ in range(3):
+            attempts.failed(await attempts.next(), OverloadedError("full"))
+            await attempts.next()
+            attempts.progressed()
+            await asyncio.sleep(0.15)
 
 
 @pytest.mark.parametrize("error", [InvalidRequestError("bad"), DeadlineError("late")])
