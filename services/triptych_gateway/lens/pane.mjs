@@ -10,8 +10,9 @@ import { PATHS, buildRequest } from "./request.mjs";
 import { Strip } from "./strip.mjs";
 import { TokenView } from "./tokens.mjs";
 
-/** Milliseconds between two looks of the figures of a growing answer. */
+/** Milliseconds between two looks of the figures of a growing answer, and between two scrolls. */
 const FIGURES_MS = 150;
+const FOLLOW_MS = 200;
 
 const EXAMPLES = {
   chat: [{ role: "user", content: "Describe the sea in three sentences, and end with an emoji." }],
@@ -220,9 +221,10 @@ export class Pane {
     new IntersectionObserver(([{ isIntersecting }]) => {
       if (isIntersecting) this.#follows = true;
     }).observe(this.parts.end);
-    new ResizeObserver(() => {
+    const follow = throttled(() => {
       if (this.#follows) this.parts.end.scrollIntoView({ block: "end" });
-    }).observe(this.parts.answer);
+    }, FOLLOW_MS);
+    new ResizeObserver(follow).observe(this.parts.answer);
     for (const type of ["wheel", "touchmove", "keydown", "pointerdown"]) {
       addEventListener(type, () => (this.#follows = false), { passive: true });
     }
