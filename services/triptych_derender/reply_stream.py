@@ -40,14 +40,16 @@ class ReplyStream:
         after, updates = advance_prompt(before, delta, self._rules[prompt_index])
         self._states[prompt_index] = after
         facts = PromptFacts(self._prompts[prompt_index], delta.prompt_logprobs)
-        numbered = [
-            replace(update, index=prompt_index * self._spec.n + update.index) for update in updates
-        ]
+        first = prompt_index * self._spec.n
+        numbered = (
+            [replace(each, index=first + each.index) for each in updates] if first else updates
+        )
         shows_usage = self._spec.include_usage and self._spec.continuous_usage_stats
         usage = self._usage() if shows_usage else None
         chunks = self._body.chunks(numbered, facts, usage)
         done_prompts = []
-        if after.is_done(self._spec.n) and not before.is_done(self._spec.n):
+        has_end = any(update.piece.finish_reason for update in updates)
+        if has_end and after.is_done(self._spec.n):
             done_prompts = [prompt_index]
             self._num_open -= 1
             if self.is_done and self._spec.include_usage:

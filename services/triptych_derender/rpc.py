@@ -1,6 +1,7 @@
 """derender's gRPC service."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,14 +12,16 @@ from triptych.convert_structured import vocabulary_to_proto
 from triptych.drain import Drain
 from triptych.errors import InvalidRequestError
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
+from triptych.sessions import serve_session
 from triptych.v1 import derender_pb2, derender_pb2_grpc, generate_pb2
 from triptych_derender.derenderer import Derenderer, ReplyStream
+from triptych_derender.session import DerenderSession
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
-    """Keeps one reply's state per stream; errors become statuses at the edge."""
+    """Keeps one reply's state per stream, or those of a session's replies."""
 
     def __init__(self, derenderer: Derenderer, drain: Drain) -> None:
         self._derenderer = derenderer
@@ -42,6 +45,17 @@ class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
                     )
                 else:
                     raise InvalidRequestError("a stream is one `start`, then deltas")
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[derender_pb2.DerenderCommands],
+        context: _Context,
+    ) -> AsyncIterator[derender_pb2.DerenderStep]:
+        session = DerenderSession(self._derenderer, self._drain)
+        steps = serve_session(session, request_iterator, context, self._drain)
+        async with contextlib.aclosing(steps):
+            async for step in steps:
+                yield step
 
     async def DerenderWhole(
         self, request: derender_pb2.DerenderWholeRequest, context: _Context

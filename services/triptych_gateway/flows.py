@@ -13,7 +13,7 @@ from triptych.reply import Endpoint, Rendered
 from triptych.request_ids import prefixed_id
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, join_deltas
 from triptych_gateway.links import DerenderLink, GenerateLink, RenderLink
-from triptych_gateway.merge import MergedDeltas
+from triptych_gateway.merge import MergedDeltas, OneStream, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ async def stream(flow: Flow) -> AsyncGenerator[bytes, None]:
 
 
 async def _collect_until_stopped(
-    flow: Flow, generated: MergedDeltas, deltas: list[list[GenerateDelta]]
+    flow: Flow, generated: OneStream | MergedDeltas, deltas: list[list[GenerateDelta]]
 ) -> None:
     """Collect while derender watches the text for stop strings, so that generate ends with them."""
     watched = msgspec.structs.replace(flow.rendered.spec, logprobs=False, prompt_logprobs=False)
@@ -115,10 +115,8 @@ def _seeded(request: GenerateRequest) -> GenerateRequest:
     return msgspec.structs.replace(request, sampling_params=seeded)
 
 
-def _generated(flow: Flow) -> MergedDeltas:
-    return MergedDeltas(
-        [flow.panels.generate.generate(request) for request in flow.rendered.requests]
-    )
+def _generated(flow: Flow) -> OneStream | MergedDeltas:
+    return merged([flow.panels.generate.generate(request) for request in flow.rendered.requests])
 
 
 def _answer(flow: Flow, index: int, deltas: list[GenerateDelta]) -> Generated:

@@ -13,6 +13,34 @@ _DEPTH = 16
 MAX_RUNNING = 64
 
 
+def merged(streams: Sequence[AsyncGenerator[GenerateDelta, None]]) -> "OneStream | MergedDeltas":
+    """The deltas of ``streams`` as they come; of one, without a task and a queue between."""
+    return OneStream(streams[0]) if len(streams) == 1 else MergedDeltas(streams)
+
+
+class OneStream:
+    """What ``MergedDeltas`` is for one stream."""
+
+    def __init__(self, stream: AsyncGenerator[GenerateDelta, None]) -> None:
+        self._stream = stream
+        self._is_stopped = False
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, GenerateDelta]]:
+        return self
+
+    async def __anext__(self) -> tuple[int, GenerateDelta]:
+        if self._is_stopped:
+            raise StopAsyncIteration
+        return 0, await anext(self._stream)
+
+    def stop(self, indexes: Iterable[int]) -> None:
+        """Nothing more comes after this; ``aclose`` aborts the request."""
+        self._is_stopped = self._is_stopped or 0 in indexes
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 class MergedDeltas:
     """The deltas of several streams as they come, each with its stream's index.
 

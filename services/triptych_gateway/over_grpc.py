@@ -1,23 +1,18 @@
 """Links to panels over gRPC."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 
-import grpc.aio
 import msgspec
 
 from triptych.convert import (
     answer_to_proto,
-    delta_from_proto,
-    delta_to_proto,
     info_from_proto,
     rendered_from_proto,
-    request_to_proto,
 )
 from triptych.convert_structured import vocabulary_from_proto, vocabulary_to_proto
-from triptych.errors import UnavailableError
 from triptych.hops import NO_HOPS, Hops
-from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
+from triptych.reply import Endpoint, Rendered, ReplySpec
 from triptych.rpc import RpcErrors, call_metadata, open_channel
 from triptych.v1 import (
     derender_pb2,
@@ -28,6 +23,8 @@ from triptych.v1 import (
     render_pb2_grpc,
 )
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
+from triptych_gateway.derender_session import DerenderSession
+from triptych_gateway.generate_session import GenerateSession
 from triptych_gateway.links import ReplyFeed
 
 #: Seconds for render, derender of a whole answer, and questions about a worker.
@@ -80,19 +77,10 @@ class GrpcGenerate:
         self._timeout_s = timeout_s
         self._channel = open_channel(target, hops)
         self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
+        self._session = GenerateSession(self._name, self._stub.Session)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
-        call = self._stub.Generate(
-            request_to_proto(request),
-            timeout=self._timeout_s,
-            metadata=call_metadata(request.request_id or ""),
-        )
-        try:
-            async with RpcErrors(self._name):
-                async for message in call:
-                    yield delta_from_proto(message)
-        finally:
-            call.cancel()
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        return self._session.deltas(request, timeout_s=self._timeout_s)
 
     async def info(self) -> ModelInfo:
         async with RpcErrors(self._name):
@@ -105,6 +93,7 @@ class GrpcGenerate:
             await self._stub.PutVocabulary(message, timeout=CALL_TIMEOUT_S)
 
     async def close(self) -> None:
+        await self._session.close()
         await self._channel.close(None)
 
 
@@ -116,24 +105,18 @@ class GrpcDerender:
         self._timeout_s = timeout_s
         self._channel = open_channel(target, hops)
         self._stub = derender_pb2_grpc.DerenderServiceStub(self._channel)
+        self._session = DerenderSession(self._name, self._stub.Session)
 
-    @asynccontextmanager
-    async def open(
+    def open(
         self, spec: ReplySpec, *, request_id: str, created: int, prompts: list[list[int]]
-    ) -> AsyncIterator[ReplyFeed]:
-        call = self._stub.Derender(timeout=self._timeout_s, metadata=call_metadata(request_id))
+    ) -> AbstractAsyncContextManager[ReplyFeed]:
         start = derender_pb2.DerenderStart(
             reply_spec=msgspec.json.encode(spec),
             request_id=request_id,
             created=created,
             prompts=[derender_pb2.Prompt(token_ids=ids) for ids in prompts],
         )
-        try:
-            async with RpcErrors(self._name):
-                await call.write(derender_pb2.DerenderCommand(start=start))
-            yield _GrpcFeed(call, self._name)
-        finally:
-            call.cancel()
+        return self._session.open(start, timeout_s=self._timeout_s)
 
     async def whole(
         self, spec: ReplySpec, answers: list[Generated], *, request_id: str, created: int
@@ -158,27 +141,5 @@ class GrpcDerender:
             )
 
     async def close(self) -> None:
+        await self._session.close()
         await self._channel.close(None)
-
-
-class _GrpcFeed:
-    def __init__(
-        self,
-        call: grpc.aio.StreamStreamCall[derender_pb2.DerenderCommand, derender_pb2.DerenderChunks],
-        name: str,
-    ) -> None:
-        self._call = call
-        self._name = name
-
-    async def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed:
-        command = derender_pb2.DerenderDelta(prompt_index=prompt_index, delta=delta_to_proto(delta))
-        async with RpcErrors(self._name):
-            await self._call.write(derender_pb2.DerenderCommand(delta=command))
-            answer = await self._call.read()
-        if not isinstance(answer, derender_pb2.DerenderChunks):
-            raise UnavailableError(f"{self._name} ended the stream early", retry_after_s=1)
-        return Fed(
-            chunks=list(answer.chunks),
-            done_prompts=list(answer.done_prompts),
-            is_done=answer.is_done,
-        )

@@ -11,16 +11,19 @@ from triptych.convert import delta_to_proto, info_to_proto, request_from_proto
 from triptych.convert_structured import vocabulary_from_proto
 from triptych.drain import Drain
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
+from triptych.sessions import serve_session
 from triptych.v1 import generate_pb2, generate_pb2_grpc
 from triptych_generate.service import GenerateService
+from triptych_generate.session import GenerateSession
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
-    """One stream per request; a cancelled call closes the deltas, which aborts the request.
+    """One stream per request, or all requests of a caller in one session.
 
-    Abort is answered while the server drains.
+    A cancelled call closes the deltas, which aborts the request. Abort is answered while the server
+    drains.
     """
 
     def __init__(self, service: GenerateService, drain: Drain) -> None:
@@ -36,6 +39,17 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             async with contextlib.aclosing(self._service.generate(asked)) as deltas:
                 async for delta in deltas:
                     yield delta_to_proto(delta)
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[generate_pb2.GenerateCommands],
+        context: _Context,
+    ) -> AsyncIterator[generate_pb2.GenerateStep]:
+        session = GenerateSession(self._service, self._drain)
+        steps = serve_session(session, request_iterator, context, self._drain)
+        async with contextlib.aclosing(steps):
+            async for step in steps:
+                yield step
 
     async def Abort(
         self, request: generate_pb2.AbortRequest, context: _Context

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 from triptych.errors import (
@@ -16,12 +16,12 @@ from triptych.errors import (
     TriptychError,
     UnavailableError,
 )
+from triptych.mailbox import Mailbox
 from triptych.sampling import Limits, check_request
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
 from triptych_generate.admission import end_at_cut, make_sequences
 from triptych_generate.engine import Engine, Update
 from triptych_generate.grammars import GrammarStore
-from triptych_generate.mailbox import Mailbox
 from triptych_generate.metrics import EngineMetrics
 from triptych_generate.options import EngineOptions
 from triptych_generate.setup import EngineParts, set_up
@@ -160,7 +160,21 @@ class GenerateService:
         Raises:
             TriptychError: a refusal before the first delta, or the error that ended the request.
         """
-        start = time.perf_counter()
+        async with self.running(request) as mailbox:
+            while (delta := await mailbox.get()) is not None:
+                yield delta
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, request: GenerateRequest, on_news: Callable[[], None] | None = None
+    ) -> AsyncIterator[Mailbox]:
+        """A request that runs, and where its deltas arrive; left before its end, it is aborted.
+
+        ``on_news`` is called when there is something to ``take``, perhaps before this returns.
+
+        Raises:
+            TriptychError: a refusal.
+        """
         self._check(request)
         key = next(self._keys)
         request_id = request.request_id or uuid.uuid4().hex
@@ -170,22 +184,16 @@ class GenerateService:
             max_model_len=self.limits.max_model_len,
             eos_token_ids=self._parts.loaded.eos_token_ids,
         )
-        if (end := end_at_cut(sequences[0])) is not None:
-            self.metrics.request_ended(str(end.finish_reason))
-            yield GenerateDelta(request_id=request_id, choices=[end])
-            return
         choices = [sequence.choice_index for sequence in sequences]
-        with self._mailbox(key, request_id, choices) as mailbox:
-            if request.sampling_params.structured_outputs is not None:
+        mailbox = Mailbox(request_id=request_id, choices=choices, on_news=on_news)
+        with self._kept(key, request_id, mailbox):
+            if (end := end_at_cut(sequences[0])) is not None:
+                mailbox.put(GenerateDelta(request_id=request_id, choices=[end]))
+            elif request.sampling_params.structured_outputs is not None:
                 await mailbox.unless_ended(self._grammars.constrain(sequences, request))
             if not mailbox.has_ended:
                 self._engine.submit(sequences)
-            has_begun = False
-            while (delta := await mailbox.get()) is not None:
-                if not has_begun and any(choice.token_ids for choice in delta.choices):
-                    self.metrics.first_token_came(seconds=time.perf_counter() - start)
-                    has_begun = True
-                yield delta
+            yield mailbox
 
     def abort(self, request_id: str) -> bool:
         """End a request's waiter with ``abort`` at once; False when no such request runs."""
@@ -226,13 +234,12 @@ class GenerateService:
             )
 
     @contextlib.contextmanager
-    def _mailbox(self, key: int, request_id: str, choices: list[int]) -> Iterator[Mailbox]:
-        """Where a request's updates arrive; left before its end, the request is aborted."""
-        mailbox = Mailbox(request_id=request_id, choices=choices)
+    def _kept(self, key: int, request_id: str, mailbox: Mailbox) -> Iterator[None]:
+        """While the request's updates go to ``mailbox``; left before its end, it is aborted."""
         self._mailboxes[key] = mailbox
         self._keys_by_id.setdefault(request_id, set()).add(key)
         try:
-            yield mailbox
+            yield
         finally:
             del self._mailboxes[key]
             self._keys_by_id[request_id].discard(key)
@@ -250,7 +257,23 @@ class GenerateService:
         for update in updates:
             mailbox = self._mailboxes.get(update.request_key)
             if mailbox is not None:
-                mailbox.put(update)
+                self._put(mailbox, update)
+
+    def _put(self, mailbox: Mailbox, update: Update) -> None:
+        if update.error is not None:
+            mailbox.fail(update.error)
+            return
+        had_begun = mailbox.has_begun
+        mailbox.put(
+            GenerateDelta(
+                request_id=mailbox.request_id,
+                choices=update.choices,
+                prompt_logprobs=update.prompt_logprobs,
+                cached_tokens=update.cached_tokens,
+            )
+        )
+        if mailbox.has_begun and not had_begun:
+            self.metrics.first_token_came(seconds=time.perf_counter() - mailbox.opened)
 
     def _die_threadsafe(self, error: BaseException) -> None:
         assert self._loop is not None, "the engine dies only after start"

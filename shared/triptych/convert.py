@@ -24,15 +24,15 @@ from triptych.wire import (
 )
 
 _FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
-_FINISH_TO_PROTO = {
+FINISH_TO_PROTO = {
     None: generate_pb2.FINISH_REASON_UNSPECIFIED,
     "stop": generate_pb2.FINISH_REASON_STOP,
     "length": generate_pb2.FINISH_REASON_LENGTH,
     "abort": generate_pb2.FINISH_REASON_ABORT,
 }
-_FINISH_FROM_PROTO: dict[int, FinishReason | None] = {
+FINISH_FROM_PROTO: dict[int, FinishReason | None] = {
     number: name  # type: ignore[misc]  # the keys of the table above are the literals
-    for name, number in _FINISH_TO_PROTO.items()
+    for name, number in FINISH_TO_PROTO.items()
 }
 _MODE_TO_PROTO = {
     "raw": generate_pb2.LOGPROBS_MODE_RAW,
@@ -179,7 +179,7 @@ def choice_to_proto(choice: ChoiceDelta) -> generate_pb2.ChoiceDelta:
         index=choice.index,
         token_ids=choice.token_ids,
         logprobs=logprobs_to_proto(choice.logprobs),
-        finish_reason=_FINISH_TO_PROTO[choice.finish_reason],
+        finish_reason=FINISH_TO_PROTO[choice.finish_reason],
     )
     if isinstance(choice.stop_reason, str):
         message.stop_string = choice.stop_reason
@@ -194,7 +194,7 @@ def choice_from_proto(message: generate_pb2.ChoiceDelta) -> ChoiceDelta:
         index=message.index,
         token_ids=list(message.token_ids),
         logprobs=logprobs_from_proto(message.logprobs) if message.HasField("logprobs") else None,
-        finish_reason=_FINISH_FROM_PROTO.get(message.finish_reason),
+        finish_reason=FINISH_FROM_PROTO.get(message.finish_reason),
         stop_reason=getattr(message, kind) if kind else None,
     )
 

@@ -18,12 +18,16 @@ class Drain:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        self.is_draining = False
+        self._has_begun = asyncio.Event()
         self.has_cut_off = False
 
     @property
     def num_working(self) -> int:
         return len(self._tasks)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._has_begun.is_set()
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -50,7 +54,11 @@ class Drain:
 
     def begin(self) -> None:
         """Take no new work from now on."""
-        self.is_draining = True
+        self._has_begun.set()
+
+    async def until_begun(self) -> None:
+        """Return when no new work is taken."""
+        await self._has_begun.wait()
 
     async def until_idle(self) -> None:
         """Return when no work runs."""

@@ -1,5 +1,6 @@
 """The one text form of a float32 value in every JSON body (logprobs.md, section 6)."""
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,9 +20,10 @@ def float32_texts(values: Sequence[float]) -> list[bytes]:
     """
     if not values:
         return []
-    with np.errstate(over="ignore"):  # a float64 beyond the float32 range becomes infinite
-        column = np.array(values, dtype=np.float64).astype(np.float32)
-    column += np.float32(0)  # -0.0 + 0.0 is 0.0
+    packed = array("f", values)  # a float64 beyond the float32 range becomes infinite
+    column = np.frombuffer(packed, dtype=np.float32)
+    if 0.0 in packed:
+        column = column + np.float32(0)  # -0.0 + 0.0 is 0.0
     text = _dump(column)
     if b"null" in text:  # rare, and nan_to_num alone takes longer than all else here
         text = _dump(np.nan_to_num(column, nan=MIN_LOGPROB, neginf=MIN_LOGPROB, posinf=_MAX))

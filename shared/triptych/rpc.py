@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -49,6 +50,9 @@ _SIZES: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 ]
+#: What a sender may have under way stays at 64 KiB: a worker merges what its caller is not ready
+#: for, which costs both less than reading it piece by piece.
+_SMALL_WINDOW: list[tuple[str, Any]] = [("grpc.http2.bdp_probe", 0)]
 
 #: Calls that carry no request of their own: no span.
 _SPANLESS = frozenset({"GetInfo", "GetTokenizerInfo", "Session"})
@@ -134,7 +138,7 @@ def open_channel(target: str, hops: Hops = NO_HOPS) -> grpc.aio.Channel:
 
     Its calls carry that, and the trace that they belong to.
     """
-    options = [*_SIZES, *_KEEP_ALIVE]
+    options = [*_SIZES, *_KEEP_ALIVE, *_SMALL_WINDOW]
     if hops.tls is None:
         channel = grpc.aio.insecure_channel(target, options=options)
     else:
@@ -185,7 +189,7 @@ def _refusing(error: TriptychError) -> "_Handler":
     """Ends a call of any kind with ``error``, before any message is read."""
 
     async def refuse(_: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await _abort(context, error)
+        await abort_call(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -206,34 +210,46 @@ class RpcEdge:
         self._span: Span | None = None
 
     async def __aenter__(self) -> None:
-        if self._call.method not in _SPANLESS:
-            self._span = tracing.start(self._call.method, self._call.metadata)
         try:
             self._work.__enter__()
         except UnavailableError as error:
-            await _abort(self._context, error)
+            await abort_call(self._context, error)
+        if self._call.method not in _SPANLESS:
+            self._span = tracing.start(self._call.method, self._call.metadata)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         self._work.__exit__(None, None, None)
-        self._end_span(is_error=isinstance(error, Exception))
+        request_id = self._call.metadata.get(HEADER, "")
+        _end_span(self._span, request_id, is_error=isinstance(error, Exception))
         if isinstance(error, TriptychError):
-            await _abort(self._context, error)
+            await abort_call(self._context, error)
         if isinstance(error, asyncio.CancelledError) and self._drain.has_cut_off:
-            await _abort(self._context, stopping_error())
+            await abort_call(self._context, stopping_error())
         if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
             _log.error("a call failed", exc_info=error)
-            await _abort(self._context, InternalError("internal error; see the server's log"))
+            await abort_call(self._context, InternalError("internal error; see the server's log"))
 
-    def _end_span(self, *, is_error: bool) -> None:
-        attributes = {
-            "rpc.system": "grpc",
-            "rpc.method": self._call.path.lstrip("/"),
-            "triptych.request_id": self._call.metadata.get(HEADER, ""),
-        }
-        name = self._call.path.lstrip("/")
-        tracing.end(self._span, attributes, name=name, is_error=is_error)
+
+@contextmanager
+def traced_request(request_id: str, trace: Mapping[str, str]) -> Iterator[None]:
+    """Around a request of a session: a span whose parent is in ``trace``, by header."""
+    is_error = False
+    span = tracing.start("request", trace)
+    try:
+        yield
+    except Exception:
+        is_error = True
+        raise
+    finally:
+        _end_span(span, request_id, is_error=is_error)
+
+
+def _end_span(span: "Span | None", request_id: str, *, is_error: bool) -> None:
+    name = _current.get().path.lstrip("/")
+    attributes = {"rpc.system": "grpc", "rpc.method": name, "triptych.request_id": request_id}
+    tracing.end(span, attributes, name=name, is_error=is_error)
 
 
 class RpcErrors:
@@ -263,9 +279,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, target: str) -> TriptychError:
             retry_after_s = float(value)
     code = error.code()
     if sent is not None:
-        detail = msgspec.json.decode(sent, type=ErrorBody).error
-        leaf = _leaf(code.name, detail.code)
-        return leaf(detail.message, param=detail.param, retry_after_s=retry_after_s)
+        return read_error(code.name, sent, retry_after_s)
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(f"{target} is not reachable", retry_after_s=1)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -273,7 +287,14 @@ def from_rpc_error(error: grpc.aio.AioRpcError, target: str) -> TriptychError:
     return _leaf(code.name, None)(f"{target}: {error.details()}")
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: TriptychError) -> NoReturn:
+def read_error(grpc_code: str, body: bytes, retry_after_s: float | None) -> TriptychError:
+    """The error that another server sent, as ``TriptychError.body`` made it."""
+    detail = msgspec.json.decode(body, type=ErrorBody).error
+    leaf = _leaf(grpc_code, detail.code)
+    return leaf(detail.message, param=detail.param, retry_after_s=retry_after_s)
+
+
+async def abort_call(context: grpc.aio.ServicerContext[Any, Any], error: TriptychError) -> NoReturn:
     trailers: list[tuple[str, str | bytes]] = [(_ERROR_KEY, msgspec.json.encode(error.body()))]
     if error.retry_after_s is not None:
         trailers.append((_RETRY_KEY, f"{error.retry_after_s:g}"))

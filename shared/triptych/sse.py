@@ -1,7 +1,6 @@
 """Server-sent events: frames, and a response that ends with its client and never falls silent."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
@@ -31,21 +30,33 @@ def error_event(error: TriptychError) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
 
 
-async def primed(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """``frames``, of which the first has been waited for, so that a refusal keeps its status.
+class Primed:
+    """Frames of which the first is there, so that a refusal keeps its status."""
+
+    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None]) -> None:
+        self._first: bytes | None = first
+        self._frames = frames
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await anext(self._frames)
+
+    async def aclose(self) -> None:
+        await self._frames.aclose()
+
+
+async def primed(frames: AsyncGenerator[bytes, None]) -> Primed:
+    """``frames``, of which the first has been waited for.
 
     Raises:
         TriptychError: whatever the stream raises before its first frame.
     """
-    first = await anext(frames, b"")
-
-    async def replay() -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(frames):
-            yield first
-            async for item in frames:
-                yield item
-
-    return replay()
+    return Primed(await anext(frames, b""), frames)
 
 
 class EventStream(Response):
@@ -53,7 +64,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, frames: Primed) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
@@ -85,9 +96,13 @@ class EventStream(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        async for part in _ending_in_error_event(self._frames, notes):
-            self._last_sent = time.monotonic()
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        try:
+            async for part in self._frames:
+                self._last_sent = time.monotonic()
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        except Exception as error:  # noqa: BLE001  # a request edge: it cannot be a status any more
+            end = _event_of(error, notes)
+            await send({"type": "http.response.body", "body": end, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _keep_alive(self, send: Send) -> None:
@@ -100,19 +115,12 @@ class EventStream(Response):
             await asyncio.sleep(KEEP_ALIVE_S - silence_s)
 
 
-async def _ending_in_error_event(
-    frames: AsyncIterator[bytes], notes: dict[str, Any]
-) -> AsyncIterator[bytes]:
-    try:
-        async for item in frames:
-            yield item
-    except TriptychError as error:
-        notes["error"] = error.code or error.type
-        yield error_event(error)
-    except Exception:  # noqa: BLE001  # a request edge: what it raises cannot be a status any more
-        _log.exception("a stream failed")
-        notes["error"] = InternalError.code
-        yield error_event(InternalError("internal error; see the server's log"))
+def _event_of(error: Exception, notes: dict[str, Any]) -> bytes:
+    if not isinstance(error, TriptychError):
+        _log.error("a stream failed", exc_info=error)
+        error = InternalError("internal error; see the server's log")
+    notes["error"] = error.code or error.type
+    return error_event(error)
 
 
 async def _disconnected(receive: Receive) -> None:

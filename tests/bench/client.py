@@ -51,6 +51,17 @@ class Connection:
         self.close()
         return times
 
+    async def last_bytes(self, path: str, body: bytes) -> bytes:
+        """How a streamed answer ended."""
+        reader, writer = await self._connected()
+        writer.write(_request(path, body, "connection: close\r\n"))
+        _check(path, await reader.readuntil(b"\r\n\r\n"), b"")
+        end = b""
+        while part := await reader.read(2**18):
+            end = (end + part)[-64:]
+        self.close()
+        return end
+
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,12 @@ from tokenizers import Tokenizer
 
 from support.net import listening
 from triptych.convert import delta_to_proto, info_to_proto, request_from_proto
+from triptych.drain import Drain
 from triptych.http import create_app
 from triptych.logprobs import pack_logprobs
+from triptych.mailbox import Mailbox
 from triptych.rpc import RpcServer
+from triptych.sessions import serve_session
 from triptych.v1 import generate_pb2, generate_pb2_grpc
 from triptych.wire import ChoiceDelta, FinishReason, GenerateDelta, GenerateRequest, ModelInfo
 from triptych_derender.derenderer import Derenderer
@@ -26,9 +29,13 @@ from triptych_derender.rpc import create_derender_rpc
 from triptych_gateway.flows import Panels
 from triptych_gateway.http import create_gateway_app
 from triptych_gateway.over_grpc import GrpcDerender, GrpcGenerate, GrpcRender
+from triptych_generate.session import GenerateSession
 from triptych_render.http import create_render_app
 from triptych_render.renderer import Renderer
 from triptych_render.rpc import create_render_rpc
+
+#: Between two deltas; without a pause a reader would get several as one.
+_STEP_S = 0.002
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -53,17 +60,39 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: _Context
     ) -> AsyncIterator[generate_pb2.GenerateDelta]:
-        asked = request_from_proto(request)
-        self.requests.append(asked)
+        async with self.running(request_from_proto(request)) as mailbox:
+            while (delta := await mailbox.get()) is not None:
+                yield delta_to_proto(delta)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[generate_pb2.GenerateCommands], context: _Context
+    ) -> AsyncIterator[generate_pb2.GenerateStep]:
+        drain = Drain()
+        session = GenerateSession(self, drain)
+        async for step in serve_session(session, request_iterator, context, drain):
+            yield step
+
+    @asynccontextmanager
+    async def running(
+        self, request: GenerateRequest, on_news: Callable[[], None] | None = None
+    ) -> AsyncIterator[Mailbox]:
+        self.requests.append(request)
         self.num_sent = 0
+        choices = range(request.sampling_params.n)
+        mailbox = Mailbox(request_id=request.request_id or "", choices=choices, on_news=on_news)
+        sending = asyncio.create_task(self._send(request, mailbox))
         try:
-            for position in self._positions():
-                yield delta_to_proto(self._delta(asked, position))
-                self.num_sent += 1
-                await asyncio.sleep(0)
-        except (asyncio.CancelledError, GeneratorExit):
-            self.aborted.set()
-            raise
+            yield mailbox
+        finally:
+            sending.cancel()
+            if not mailbox.has_ended:
+                self.aborted.set()
+
+    async def _send(self, request: GenerateRequest, mailbox: Mailbox) -> None:
+        for position in self._positions():
+            mailbox.put(self._delta(request, position))
+            self.num_sent += 1
+            await asyncio.sleep(_STEP_S)
 
     async def Abort(
         self, request: generate_pb2.AbortRequest, context: _Context

@@ -173,6 +173,160 @@ class DerenderChunks(_message.Message):
 Global___DerenderChunks: _TypeAlias = DerenderChunks  # noqa: Y015
 
 @_typing.final
+class OpenReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEY_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    """the caller's number for it, never used before in this session"""
+    timeout_s: _builtins.float
+    """seconds until the reply has to be closed; 0 = no limit"""
+    @_builtins.property
+    def start(self) -> Global___DerenderStart: ...
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """W3C headers of the caller's span, by name; empty = no trace"""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        start: Global___DerenderStart | None = ...,
+        timeout_s: _builtins.float = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "start", b"start", "timeout_s", b"timeout_s", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenReply: _TypeAlias = OpenReply  # noqa: Y015
+
+@_typing.final
+class DerenderCommands(_message.Message):
+    """Applied in the order of the fields."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENS_FIELD_NUMBER: _builtins.int
+    DELTAS_FIELD_NUMBER: _builtins.int
+    PROMPT_INDEXES_FIELD_NUMBER: _builtins.int
+    CLOSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def opens(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenReply]: ...
+    @_builtins.property
+    def deltas(self) -> _generate_pb2.PackedDeltas:
+        """keys are those of open replies"""
+
+    @_builtins.property
+    def prompt_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per delta: which of its reply's prompts"""
+
+    @_builtins.property
+    def closes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """keys of replies that end here; nothing more is sent of them"""
+
+    def __init__(
+        self,
+        *,
+        opens: _abc.Iterable[Global___OpenReply] | None = ...,
+        deltas: _generate_pb2.PackedDeltas | None = ...,
+        prompt_indexes: _abc.Iterable[_builtins.int] | None = ...,
+        closes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closes", b"closes", "deltas", b"deltas", "opens", b"opens", "prompt_indexes", b"prompt_indexes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DerenderCommands: _TypeAlias = DerenderCommands  # noqa: Y015
+
+@_typing.final
+class DerenderStep(_message.Message):
+    """Answers to deltas as columns: answer i owns the next num_chunks[i] chunks and num_done[i] prompts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    NUM_DONE_FIELD_NUMBER: _builtins.int
+    DONE_PROMPTS_FIELD_NUMBER: _builtins.int
+    ARE_DONE_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per answer: whose it is"""
+
+    @_builtins.property
+    def num_chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per answer"""
+
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """as in DerenderChunks"""
+
+    @_builtins.property
+    def num_done(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per answer"""
+
+    @_builtins.property
+    def done_prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as in DerenderChunks"""
+
+    @_builtins.property
+    def are_done(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """per answer: the reply is complete"""
+
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedCompositeFieldContainer[_generate_pb2.RequestError]:
+        """replies that ended with one"""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.int] | None = ...,
+        num_chunks: _abc.Iterable[_builtins.int] | None = ...,
+        chunks: _abc.Iterable[_builtins.bytes] | None = ...,
+        num_done: _abc.Iterable[_builtins.int] | None = ...,
+        done_prompts: _abc.Iterable[_builtins.int] | None = ...,
+        are_done: _abc.Iterable[_builtins.bool] | None = ...,
+        errors: _abc.Iterable[_generate_pb2.RequestError] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["are_done", b"are_done", "chunks", b"chunks", "done_prompts", b"done_prompts", "errors", b"errors", "keys", b"keys", "num_chunks", b"num_chunks", "num_done", b"num_done"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DerenderStep: _TypeAlias = DerenderStep  # noqa: Y015
+
+@_typing.final
 class GenerateAnswer(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

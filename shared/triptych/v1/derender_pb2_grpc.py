@@ -40,6 +40,11 @@ class DerenderServiceStub:
                 request_serializer=triptych_dot_v1_dot_derender__pb2.DerenderCommand.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_derender__pb2.DerenderChunks.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/triptych.v1.DerenderService/Session',
+                request_serializer=triptych_dot_v1_dot_derender__pb2.DerenderCommands.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_derender__pb2.DerenderStep.FromString,
+                _registered_method=True)
         self.DerenderWhole = channel.unary_unary(
                 '/triptych.v1.DerenderService/DerenderWhole',
                 request_serializer=triptych_dot_v1_dot_derender__pb2.DerenderWholeRequest.SerializeToString,
@@ -57,6 +62,14 @@ class DerenderServiceServicer:
 
     def Derender(self, request_iterator, context):
         """One stream per reply: `start` first, then deltas. Every delta is answered by one message.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """All streamed replies of one caller. Every delta is answered in the next message out; a reply that
+        fails ends alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +95,11 @@ def add_DerenderServiceServicer_to_server(servicer, server):
                     servicer.Derender,
                     request_deserializer=triptych_dot_v1_dot_derender__pb2.DerenderCommand.FromString,
                     response_serializer=triptych_dot_v1_dot_derender__pb2.DerenderChunks.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=triptych_dot_v1_dot_derender__pb2.DerenderCommands.FromString,
+                    response_serializer=triptych_dot_v1_dot_derender__pb2.DerenderStep.SerializeToString,
             ),
             'DerenderWhole': grpc.unary_unary_rpc_method_handler(
                     servicer.DerenderWhole,
@@ -121,6 +139,33 @@ class DerenderService:
             '/triptych.v1.DerenderService/Derender',
             triptych_dot_v1_dot_derender__pb2.DerenderCommand.SerializeToString,
             triptych_dot_v1_dot_derender__pb2.DerenderChunks.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/triptych.v1.DerenderService/Session',
+            triptych_dot_v1_dot_derender__pb2.DerenderCommands.SerializeToString,
+            triptych_dot_v1_dot_derender__pb2.DerenderStep.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,10 @@ class DerenderServiceStub:
     def __new__(cls, channel: _aio.Channel) -> DerenderServiceAsyncStub: ...
     Derender: _grpc.StreamStreamMultiCallable[_derender_pb2.DerenderCommand, _derender_pb2.DerenderChunks]
     """One stream per reply: `start` first, then deltas. Every delta is answered by one message."""
+    Session: _grpc.StreamStreamMultiCallable[_derender_pb2.DerenderCommands, _derender_pb2.DerenderStep]
+    """All streamed replies of one caller. Every delta is answered in the next message out; a reply that
+    fails ends alone.
+    """
     DerenderWhole: _grpc.UnaryUnaryMultiCallable[_derender_pb2.DerenderWholeRequest, _derender_pb2.DerenderWholeResponse]
     GetVocabulary: _grpc.UnaryUnaryMultiCallable[_derender_pb2.VocabularyRequest, _generate_pb2.Vocabulary]
     """The bytes of every token id, for generate's PutVocabulary."""
@@ -43,6 +47,10 @@ class DerenderServiceAsyncStub(DerenderServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Derender: _aio.StreamStreamMultiCallable[_derender_pb2.DerenderCommand, _derender_pb2.DerenderChunks]  # type: ignore[assignment]
     """One stream per reply: `start` first, then deltas. Every delta is answered by one message."""
+    Session: _aio.StreamStreamMultiCallable[_derender_pb2.DerenderCommands, _derender_pb2.DerenderStep]  # type: ignore[assignment]
+    """All streamed replies of one caller. Every delta is answered in the next message out; a reply that
+    fails ends alone.
+    """
     DerenderWhole: _aio.UnaryUnaryMultiCallable[_derender_pb2.DerenderWholeRequest, _derender_pb2.DerenderWholeResponse]  # type: ignore[assignment]
     GetVocabulary: _aio.UnaryUnaryMultiCallable[_derender_pb2.VocabularyRequest, _generate_pb2.Vocabulary]  # type: ignore[assignment]
     """The bytes of every token id, for generate's PutVocabulary."""
@@ -55,6 +63,16 @@ class DerenderServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_derender_pb2.DerenderChunks], _abc.AsyncIterator[_derender_pb2.DerenderChunks]]:
         """One stream per reply: `start` first, then deltas. Every delta is answered by one message."""
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_derender_pb2.DerenderCommands],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_derender_pb2.DerenderStep], _abc.AsyncIterator[_derender_pb2.DerenderStep]]:
+        """All streamed replies of one caller. Every delta is answered in the next message out; a reply that
+        fails ends alone.
+        """
 
     @_abc_1.abstractmethod
     def DerenderWhole(

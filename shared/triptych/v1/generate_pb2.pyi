@@ -540,6 +540,357 @@ class GenerateDelta(_message.Message):
 Global___GenerateDelta: _TypeAlias = GenerateDelta  # noqa: Y015
 
 @_typing.final
+class PackedDeltas(_message.Message):
+    """Deltas of several requests as columns, one delta per request. Delta i owns the next num_choices[i]
+    rows of the choice columns, choice j the next num_tokens[j] of token_ids, and if it is scored as
+    many positions of logprobs.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class StopsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        @_builtins.property
+        def value(self) -> Global___StopReason: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: Global___StopReason | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class PromptsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        @_builtins.property
+        def value(self) -> Global___PromptFacts: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: Global___PromptFacts | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    NUM_CHOICES_FIELD_NUMBER: _builtins.int
+    CHOICE_INDEXES_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    FINISH_REASONS_FIELD_NUMBER: _builtins.int
+    ARE_SCORED_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    STOPS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per delta: whose it is, as the caller numbered it"""
+
+    @_builtins.property
+    def num_choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per delta"""
+
+    @_builtins.property
+    def choice_indexes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per choice"""
+
+    @_builtins.property
+    def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """per choice"""
+
+    @_builtins.property
+    def finish_reasons(self) -> _containers.RepeatedScalarFieldContainer[Global___FinishReason.ValueType]:
+        """per choice; set once, on its last delta"""
+
+    @_builtins.property
+    def are_scored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """per choice: has logprobs"""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """new since the request's last delta"""
+
+    @_builtins.property
+    def logprobs(self) -> Global___Logprobs:
+        """of the scored choices' tokens"""
+
+    @_builtins.property
+    def stops(self) -> _containers.MessageMap[_builtins.int, Global___StopReason]:
+        """by row of the choice columns; absent: EOS, or not a stop"""
+
+    @_builtins.property
+    def prompts(self) -> _containers.MessageMap[_builtins.int, Global___PromptFacts]:
+        """by delta; once per request, with choice 0's first output"""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.int] | None = ...,
+        num_choices: _abc.Iterable[_builtins.int] | None = ...,
+        choice_indexes: _abc.Iterable[_builtins.int] | None = ...,
+        num_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        finish_reasons: _abc.Iterable[Global___FinishReason.ValueType] | None = ...,
+        are_scored: _abc.Iterable[_builtins.bool] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: Global___Logprobs | None = ...,
+        stops: _abc.Mapping[_builtins.int, Global___StopReason] | None = ...,
+        prompts: _abc.Mapping[_builtins.int, Global___PromptFacts] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["are_scored", b"are_scored", "choice_indexes", b"choice_indexes", "finish_reasons", b"finish_reasons", "keys", b"keys", "logprobs", b"logprobs", "num_choices", b"num_choices", "num_tokens", b"num_tokens", "prompts", b"prompts", "stops", b"stops", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PackedDeltas: _TypeAlias = PackedDeltas  # noqa: Y015
+
+@_typing.final
+class StopReason(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """the stop token that ended the choice"""
+    text: _builtins.str
+    """only from engines that match text themselves"""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_reason: _TypeAlias = _typing.Literal["token_id", "text"]  # noqa: Y015
+    _WhichOneofArgType_reason: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_reason) -> _WhichOneofReturnType_reason | None: ...
+
+Global___StopReason: _TypeAlias = StopReason  # noqa: Y015
+
+@_typing.final
+class PromptFacts(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    cached_tokens: _builtins.int
+    """of the prompt, found in the prefix cache"""
+    @_builtins.property
+    def logprobs(self) -> Global___Logprobs:
+        """when asked"""
+
+    def __init__(
+        self,
+        *,
+        logprobs: Global___Logprobs | None = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+
+Global___PromptFacts: _TypeAlias = PromptFacts  # noqa: Y015
+
+@_typing.final
+class SubmitCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEY_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    """the caller's number for it, never used before in this session"""
+    timeout_s: _builtins.float
+    """seconds until the whole answer has to be there; 0 = no limit"""
+    @_builtins.property
+    def request(self) -> Global___GenerateRequest: ...
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """W3C headers of the caller's span, by name; empty = no trace"""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        request: Global___GenerateRequest | None = ...,
+        timeout_s: _builtins.float = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "request", b"request", "timeout_s", b"timeout_s", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitCommand: _TypeAlias = SubmitCommand  # noqa: Y015
+
+@_typing.final
+class GenerateCommand(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBMIT_FIELD_NUMBER: _builtins.int
+    ABORT_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    abort: _builtins.int
+    """the key of a request that ends here; nothing more is sent of it"""
+    hold: _builtins.int
+    """the key of a request whose deltas wait, merged, for its release"""
+    release: _builtins.int
+    """the key of a request that was held"""
+    @_builtins.property
+    def submit(self) -> Global___SubmitCommand: ...
+    def __init__(
+        self,
+        *,
+        submit: Global___SubmitCommand | None = ...,
+        abort: _builtins.int = ...,
+        hold: _builtins.int = ...,
+        release: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "command", b"command", "hold", b"hold", "release", b"release", "submit", b"submit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "command", b"command", "hold", b"hold", "release", b"release", "submit", b"submit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["submit", "abort", "hold", "release"]  # noqa: Y015
+    _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
+
+Global___GenerateCommand: _TypeAlias = GenerateCommand  # noqa: Y015
+
+@_typing.final
+class GenerateCommands(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMANDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerateCommand]:
+        """in order"""
+
+    def __init__(
+        self,
+        *,
+        commands: _abc.Iterable[Global___GenerateCommand] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateCommands: _TypeAlias = GenerateCommands  # noqa: Y015
+
+@_typing.final
+class GenerateStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELTAS_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def deltas(self) -> Global___PackedDeltas:
+        """a request has ended when every choice had its finish_reason"""
+
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestError]:
+        """requests that ended with one, after their deltas"""
+
+    def __init__(
+        self,
+        *,
+        deltas: Global___PackedDeltas | None = ...,
+        errors: _abc.Iterable[Global___RequestError] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "errors", b"errors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerateStep: _TypeAlias = GenerateStep  # noqa: Y015
+
+@_typing.final
+class RequestError(_message.Message):
+    """How one request of a session failed; what a call of its own has as status and trailers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    GRPC_CODE_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    """the caller's number of the request"""
+    grpc_code: _builtins.str
+    """the status' name, such as RESOURCE_EXHAUSTED"""
+    body: _builtins.bytes
+    """the JSON error body"""
+    retry_after_s: _builtins.float
+    """seconds"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        grpc_code: _builtins.str = ...,
+        body: _builtins.bytes = ...,
+        retry_after_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "retry_after_s", b"retry_after_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "body", b"body", "grpc_code", b"grpc_code", "key", b"key", "retry_after_s", b"retry_after_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retry_after_s: _TypeAlias = _typing.Literal["retry_after_s"]  # noqa: Y015
+    _WhichOneofArgType__retry_after_s: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_after_s) -> _WhichOneofReturnType__retry_after_s | None: ...
+
+Global___RequestError: _TypeAlias = RequestError  # noqa: Y015
+
+@_typing.final
 class AbortRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -39,6 +39,11 @@ class GenerateServiceStub:
                 request_serializer=triptych_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_generate__pb2.GenerateDelta.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/triptych.v1.GenerateService/Session',
+                request_serializer=triptych_dot_v1_dot_generate__pb2.GenerateCommands.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_generate__pb2.GenerateStep.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/triptych.v1.GenerateService/Abort',
                 request_serializer=triptych_dot_v1_dot_generate__pb2.AbortRequest.SerializeToString,
@@ -62,6 +67,14 @@ class GenerateServiceServicer:
     def Generate(self, request, context):
         """One stream per request. The call ends with an error status, or after every choice had its
         finish_reason. Cancelling the call aborts the request and frees its KV blocks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """All requests of one caller: commands in, and out one message per step with the deltas of all of
+        them. A request that fails ends alone; when the call ends, its requests are aborted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +107,11 @@ def add_GenerateServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=triptych_dot_v1_dot_generate__pb2.GenerateRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_generate__pb2.GenerateDelta.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=triptych_dot_v1_dot_generate__pb2.GenerateCommands.FromString,
+                    response_serializer=triptych_dot_v1_dot_generate__pb2.GenerateStep.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -138,6 +156,33 @@ class GenerateService:
             '/triptych.v1.GenerateService/Generate',
             triptych_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
             triptych_dot_v1_dot_generate__pb2.GenerateDelta.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/triptych.v1.GenerateService/Session',
+            triptych_dot_v1_dot_generate__pb2.GenerateCommands.SerializeToString,
+            triptych_dot_v1_dot_generate__pb2.GenerateStep.FromString,
             options,
             channel_credentials,
             insecure,

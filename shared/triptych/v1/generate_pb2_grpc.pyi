@@ -35,6 +35,10 @@ class GenerateServiceStub:
     """One stream per request. The call ends with an error status, or after every choice had its
     finish_reason. Cancelling the call aborts the request and frees its KV blocks.
     """
+    Session: _grpc.StreamStreamMultiCallable[_generate_pb2.GenerateCommands, _generate_pb2.GenerateStep]
+    """All requests of one caller: commands in, and out one message per step with the deltas of all of
+    them. A request that fails ends alone; when the call ends, its requests are aborted.
+    """
     Abort: _grpc.UnaryUnaryMultiCallable[_generate_pb2.AbortRequest, _generate_pb2.AbortResponse]
     """Ends a running request; its stream finishes with FINISH_REASON_ABORT."""
     GetInfo: _grpc.UnaryUnaryMultiCallable[_generate_pb2.GetInfoRequest, _generate_pb2.GetInfoResponse]
@@ -47,6 +51,10 @@ class GenerateServiceAsyncStub(GenerateServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_generate_pb2.GenerateRequest, _generate_pb2.GenerateDelta]  # type: ignore[assignment]
     """One stream per request. The call ends with an error status, or after every choice had its
     finish_reason. Cancelling the call aborts the request and frees its KV blocks.
+    """
+    Session: _aio.StreamStreamMultiCallable[_generate_pb2.GenerateCommands, _generate_pb2.GenerateStep]  # type: ignore[assignment]
+    """All requests of one caller: commands in, and out one message per step with the deltas of all of
+    them. A request that fails ends alone; when the call ends, its requests are aborted.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generate_pb2.AbortRequest, _generate_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a running request; its stream finishes with FINISH_REASON_ABORT."""
@@ -63,6 +71,16 @@ class GenerateServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generate_pb2.GenerateDelta], _abc.AsyncIterator[_generate_pb2.GenerateDelta]]:
         """One stream per request. The call ends with an error status, or after every choice had its
         finish_reason. Cancelling the call aborts the request and frees its KV blocks.
+        """
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_generate_pb2.GenerateCommands],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generate_pb2.GenerateStep], _abc.AsyncIterator[_generate_pb2.GenerateStep]]:
+        """All requests of one caller: commands in, and out one message per step with the deltas of all of
+        them. A request that fails ends alone; when the call ends, its requests are aborted.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,73 @@
+"""The gateway's half of a session: one call to a panel that carries all requests."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import grpc.aio
+
+from triptych.errors import UnavailableError
+
+_CommandsT = TypeVar("_CommandsT")
+_StepT = TypeVar("_StepT")
+
+
+class SessionCall(Generic[_CommandsT, _StepT]):
+    """One bidirectional call: what is sent goes out in batches, what comes is handed on.
+
+    It ends by an error, by the server, or by ``close``; then ``on_end`` is called once.
+    """
+
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall[_CommandsT, _StepT],
+        name: str,
+        *,
+        take_commands: Callable[[], _CommandsT | None],
+        on_step: Callable[[_StepT], None],
+        on_end: Callable[[UnavailableError], None],
+    ) -> None:
+        self._call = call
+        self._name = name
+        self._take_commands = take_commands
+        self._on_step = on_step
+        self._on_end = on_end
+        self._news = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+
+    def wake(self) -> None:
+        """There are commands to take; those of one turn of the event loop go out together."""
+        self._news.set()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _write(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # _read says it
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                while (commands := self._take_commands()) is not None:
+                    await self._call.write(commands)
+
+    async def _read(self) -> None:
+        error = UnavailableError(f"the session with {self._name} broke", retry_after_s=1)
+        try:
+            step: Any
+            while (step := await self._call.read()) is not grpc.aio.EOF:
+                self._on_step(step)
+        except grpc.aio.AioRpcError as broken:
+            error = self._break_of(broken)
+        finally:
+            self._call.cancel()
+            self._tasks[0].cancel()
+            self._on_end(error)
+
+    def _break_of(self, broken: grpc.aio.AioRpcError) -> UnavailableError:
+        if broken.code() is grpc.StatusCode.UNAVAILABLE:
+            return UnavailableError(f"{self._name} is not reachable", retry_after_s=1)
+        details = f"{broken.code().name}: {broken.details()}"
+        return UnavailableError(f"the session with {self._name} broke ({details})", retry_after_s=1)

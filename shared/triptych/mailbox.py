@@ -1,0 +1,167 @@
+"""Where one request's deltas wait for their reader, merged, until the request ended."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from triptych.errors import TriptychError
+from triptych.wire import ChoiceDelta, FinishReason, GenerateDelta, join_deltas
+
+_T = TypeVar("_T")
+
+#: Tokens and candidates of one delta that is merged from several; it keeps messages below a
+#: megabyte or so. What comes as one delta stays one.
+MAX_MERGED = 65_536
+
+
+class Mailbox:
+    """The deltas of one request. All methods run on the event loop.
+
+    A reader that is slow gets several steps in one delta, so what waits never exceeds the
+    request's own output. Exactly one terminal is given: every choice's finish, or one error.
+    Who reads by ``take`` is told by ``on_news`` that there is something.
+    """
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        choices: Iterable[int],
+        on_news: Callable[[], None] | None = None,
+    ) -> None:
+        """``choices``: their indexes. ``opened``: now, by ``time.perf_counter``."""
+        self.request_id = request_id
+        self._unfinished = set(choices)
+        self._pending: list[GenerateDelta] = []
+        self._error: TriptychError | None = None
+        self._on_news = on_news
+        self._news = asyncio.Event()
+        self._over = asyncio.Event()
+        self._read_out = asyncio.Event()
+        self.opened = time.perf_counter()
+        self.num_waiting = 0
+        self.has_begun = False
+        self.end: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """The terminal has come; it may still wait for its reader. ``end`` names it."""
+        return self.end is not None
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._pending)
+
+    def put(self, delta: GenerateDelta) -> None:
+        """Keep a delta for the reader; ignored after the terminal.
+
+        ``num_waiting`` counts the tokens that wait; ``has_begun`` tells that one has come.
+        """
+        if self.has_ended:
+            return
+        for choice in delta.choices:
+            self.num_waiting += len(choice.token_ids)
+            if choice.finish_reason is not None:
+                self._finish_choice(choice.index, choice.finish_reason)
+        self.has_begun = self.has_begun or self.num_waiting > 0
+        self._pending.append(delta)
+        self._tell()
+
+    def finish(self, reason: FinishReason) -> None:
+        """End every choice that has not finished."""
+        ends = [
+            ChoiceDelta(index=index, token_ids=[], finish_reason=reason)
+            for index in sorted(self._unfinished)
+        ]
+        self.put(GenerateDelta(request_id=self.request_id, choices=ends))
+
+    def fail(self, error: TriptychError) -> None:
+        """End the request with ``error``, after what already waits."""
+        if not self.has_ended:
+            self._error = error
+            self.end = error.code or error.type
+            self._over.set()
+            self._tell()
+
+    async def unless_ended(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """The result of ``work``; None, and ``work`` cancelled, when the terminal comes first."""
+        task = asyncio.ensure_future(work)
+        end = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for pending in (task, end):
+                pending.cancel()
+            await asyncio.gather(task, end, return_exceptions=True)
+
+    async def get(self) -> GenerateDelta | None:
+        """What waits as one delta, waiting for some; None when the request is over.
+
+        Raises:
+            TriptychError: the request ended with it.
+        """
+        while (delta := self.take()) is None:
+            if self.has_ended:
+                self._raise_error()
+                return None
+            self._news.clear()
+            await self._news.wait()
+        return delta
+
+    def take(self) -> GenerateDelta | None:
+        """What waits as one delta, or its first part where that is long; None when nothing does."""
+        taken = self._take_parts()
+        if self.has_ended and not self._pending:
+            self._read_out.set()
+        if len(taken) < 2:
+            return taken[0] if taken else None
+        choices, prompt_logprobs = join_deltas(taken)
+        return GenerateDelta(
+            request_id=self.request_id,
+            choices=choices,
+            prompt_logprobs=prompt_logprobs,
+            cached_tokens=sum(delta.cached_tokens for delta in taken),
+        )
+
+    async def until_read_out(self) -> None:
+        """Wait until the reader has taken the last delta.
+
+        Raises:
+            TriptychError: the request ended with it.
+        """
+        await self._read_out.wait()
+        self._raise_error()
+
+    def _take_parts(self) -> list[GenerateDelta]:
+        pending, count = self._pending, len(self._pending)
+        if count > 1:
+            sizes = accumulate(map(size_of, pending))
+            count = max(1, sum(size <= MAX_MERGED for size in sizes))
+        taken, self._pending = pending[:count], pending[count:]
+        self.num_waiting -= sum(len(each.token_ids) for delta in taken for each in delta.choices)
+        return taken
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _tell(self) -> None:
+        self._news.set()
+        if self._on_news is not None:
+            self._on_news()
+
+    def _finish_choice(self, index: int, reason: FinishReason) -> None:
+        self._unfinished.discard(index)
+        if not self._unfinished:
+            self.end = reason
+            self._over.set()
+
+
+def size_of(delta: GenerateDelta) -> int:
+    """Tokens and candidates of ``delta``: each is at most 14 bytes of a message."""
+    scores = [choice.logprobs for choice in delta.choices]
+    size = sum(len(choice.token_ids) for choice in delta.choices)
+    return size + sum(len(each.token_ids) for each in (*scores, delta.prompt_logprobs) if each)

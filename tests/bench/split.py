@@ -1,0 +1,149 @@
+"""What the split costs: CPU of the gateway per token and per request, before a scripted worker.
+
+Linux only: the CPU time of other processes is read from /proc.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.client import Connection
+from support.stack import stop, wait_for
+
+CHAT = "/v1/chat/completions"
+_STREAM_TOKENS = 512
+_PACED_TOKENS = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway before a scripted worker, and the processes whose CPU time counts."""
+
+    address: str
+    counted: Sequence[int]
+
+    def cpu_s(self) -> float:
+        return sum(map(_cpu_s, self.counted))
+
+
+def run() -> list[str]:
+    """The rows of the table."""
+    rows = []
+    for name, has_derender in (("derender in its process", True), ("a separate derender", False)):
+        with _gateway(has_derender=has_derender, step_ms=0.25) as gateway:
+            rate = asyncio.run(stream_rate(gateway, 64))
+            rows.append(f"| split: 64 streams, {name} | {rate:,.0f} tok/s per core |")
+            rate = asyncio.run(chat_rate(gateway, 64))
+            rows.append(f"| split: one-token chats, {name} | {rate:,.0f} req/s per core |")
+        with _gateway(has_derender=has_derender, step_ms=20) as gateway:
+            cost = asyncio.run(paced_cost(gateway, 16))
+            rows.append(f"| split: 16 streams of 50 tok/s, {name} | {cost:.1f} µs per token |")
+    return rows
+
+
+async def stream_rate(gateway: Gateway, at_once: int) -> float:
+    """Tokens per second of CPU; each stream has top-5 logprobs."""
+    await _streams(gateway, at_once, 32)
+    start = gateway.cpu_s()
+    for _ in range(2):
+        await _streams(gateway, at_once, _STREAM_TOKENS)
+    return 2 * at_once * _STREAM_TOKENS / (gateway.cpu_s() - start)
+
+
+async def paced_cost(gateway: Gateway, at_once: int) -> float:
+    """Microseconds of CPU per token."""
+    await _streams(gateway, at_once, 32)
+    start = gateway.cpu_s()
+    await _streams(gateway, at_once, _PACED_TOKENS)
+    return (gateway.cpu_s() - start) / at_once / _PACED_TOKENS * 1e6
+
+
+async def chat_rate(gateway: Gateway, at_once: int, num_chats: int = 4000) -> float:
+    """Answers of one token per second of CPU."""
+    body = _body(1, is_stream=False)
+    bodies = iter([body] * num_chats)
+
+    async def ask() -> None:
+        connection = Connection(gateway.address)
+        for each in bodies:
+            await connection.post(CHAT, each)
+        connection.close()
+
+    await Connection(gateway.address).post(CHAT, body)
+    start = gateway.cpu_s()
+    await asyncio.gather(*(ask() for _ in range(at_once)))
+    return num_chats / (gateway.cpu_s() - start)
+
+
+async def _streams(gateway: Gateway, at_once: int, num_tokens: int) -> None:
+    body = _body(num_tokens, is_stream=True)
+    ends = await asyncio.gather(
+        *(Connection(gateway.address).last_bytes(CHAT, body) for _ in range(at_once))
+    )
+    if not all(end.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for end in ends):
+        raise RuntimeError(f"a stream ended in {ends[0]!r}")
+
+
+def _body(max_tokens: int, *, is_stream: bool) -> bytes:
+    asked = {
+        "messages": [{"role": "user", "content": "Say hi."}],
+        "max_tokens": max_tokens,
+        "logprobs": True,
+        "top_logprobs": 5,
+        "stream": is_stream,
+    }
+    return json.dumps(asked).encode()
+
+
+@contextlib.contextmanager
+def _gateway(*, has_derender: bool, step_ms: float) -> Iterator[Gateway]:
+    """Each service in a process of its own, but derender where the gateway ``has_derender``."""
+    quiet = "--log-level=info"
+    with contextlib.ExitStack() as stack:
+
+        def started(*command: str) -> tuple[int, str]:
+            """The process and the addresses that it prints."""
+            log = Path(stack.enter_context(tempfile.NamedTemporaryFile()).name)
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", *command], stdout=output, stderr=subprocess.STDOUT
+                )
+            stack.callback(stop, process)
+            wait_for(log, process, "serves on")
+            return process.pid, log.read_text()
+
+        worker = started("bench.fast_worker", f"--step-ms={step_ms}")[1]
+        ports = ["--http-port=0", "--grpc-port=0", quiet]
+        render = started("triptych_cli", "render", *ports)[1]
+        flags = [f"--render={_target(render)}", f"--generate={_target(worker)}"]
+        flags += ["--http-port=0", quiet]
+        counted = []
+        if has_derender:
+            module = ["bench.split_gateway"]
+        else:
+            module = ["triptych_cli", "gateway"]
+            pid, derender = started("triptych_cli", "derender", *ports)
+            flags.append(f"--derender={_target(derender)}")
+            counted.append(pid)
+        pid, log = started(*module, *flags)
+        (address,) = re.findall(r"http://[\d.:]+", log)
+        yield Gateway(address, [*counted, pid])
+
+
+def _target(log: str) -> str:
+    (target,) = re.findall(r"grpc://([\d.:]+)", log)
+    return target
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
