@@ -13,12 +13,12 @@ from bench.workloads import WORDS
 from support.stack import running_stack
 
 COMPLETIONS = "/v1/completions"
-#: Requests in work: as many as one step holds, so that nothing that was admitted waits long.
-ROOM = 64
+#: Requests in work: half of what a step may hold, so that nothing that was admitted waits.
+ROOM = 32
 #: How many times the capacity is asked for.
 FACTOR = 10
 _OUTPUT = 16
-_PEAK_S = 10.0
+_PEAK_S = 7.0
 _MEMORY_EVERY_S = 5.0
 
 
@@ -39,7 +39,7 @@ def run(seconds: float) -> str:
 
 
 async def _measure(gateway: str, generate: str, seconds: float) -> str:
-    await _closed_loop(gateway, 3.0)
+    await _closed_loop(gateway, 1.0)
     peak = await _closed_loop(gateway, _PEAK_S)
     tally, length = await _open_loop(gateway, generate, FACTOR * peak, seconds)
     rate = tally.num_whole / length
@@ -54,6 +54,7 @@ async def _measure(gateway: str, generate: str, seconds: float) -> str:
         ("a refusal, median", f"{statistics.median(refusals) * 1000:.1f} ms"),
         ("a refusal, 99 of 100", f"{refusals[len(refusals) * 99 // 100] * 1000:.1f} ms"),
         ("a refusal, slowest", f"{refusals[-1] * 1000:.1f} ms"),
+        ("refusals slower than 50 ms", f"{sum(each > 0.05 for each in refusals):,}"),
         ("memory of both processes, MiB", " ".join(f"{each:,.0f}" for each in tally.memory)),
     ]
     return "\n".join(f"| overload: {name} | {value} | | |" for name, value in rows)
