@@ -100,7 +100,7 @@ class RpcServer:
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
 
-    def bind(self, host: str, port: int, hops: Hops) -> int:
+    def bind(self, host: str, port: int, hops: Hops = NO_HOPS) -> int:
         """The port that was bound; ``hops`` say who may call there.
 
         Raises:

@@ -83,7 +83,7 @@ async def _open_loop(
     """
     tally = Tally()
     watching = asyncio.create_task(_watch_memory((gateway, generate), tally))
-    asking = set()
+    asking: set[asyncio.Task[None]] = set()
     start = time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds:
         for _ in range(int(passed * rate) - tally_size(asking, tally)):
