@@ -99,12 +99,17 @@ class ChatFormat:
 
     def __init__(self, context: ReplyContext) -> None:
         self._context = context
+        self._head: dict[str, Any] = {
+            "id": context.request_id,
+            "created": context.created,
+            "model": context.spec.model,
+        }
 
     def whole(self, prompts: list[PromptReply], *, num_choices: int, usage: Usage) -> bytes:
         (prompt,) = prompts
         choices = [self._choice(index, piece) for index, piece in sorted(prompt.pieces.items())]
         reply = _Reply(
-            **self._head(),
+            **self._head,
             choices=choices,
             usage=usage,
             prompt_logprobs=self._context.prompt_logprobs(prompt.facts),
@@ -228,12 +233,4 @@ class ChatFormat:
         return self._context.prompt_logprobs(facts) or UNSET
 
     def _encode(self, choices: list[_ChunkChoice], **fields: Any) -> bytes:
-        return msgspec.json.encode(_Chunk(**self._head(), choices=choices, **fields))
-
-    def _head(self) -> dict[str, Any]:
-        context = self._context
-        return {
-            "id": context.request_id,
-            "created": context.created,
-            "model": context.spec.model,
-        }
+        return msgspec.json.encode(_Chunk(**self._head, choices=choices, **fields))

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -340,5 +339,5 @@ def _ended(choice: ChoiceDelta) -> ChoiceDelta:
 def _as_sent(choice: ChoiceDelta, piece: Piece) -> Piece:
     """``piece`` with the sender's missing reason, unless a stop string gave one."""
     if choice.finish_reason is None and piece.finish_reason == "length":
-        return replace(piece, finish_reason=None)
+        return msgspec.structs.replace(piece, finish_reason=None)
     return piece

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -25,8 +26,7 @@ class StreamUsage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class PromptFacts:
+class PromptFacts(msgspec.Struct, frozen=True):
     """What a reply says of one prompt."""
 
     token_ids: list[int] | None = None
@@ -78,10 +78,12 @@ class ReplyContext:
 
     def logprobs(self, piece: Piece) -> msgspec.Raw | None:
         """The ``logprobs`` field; null unless asked and scored."""
+        if not self.spec.logprobs:
+            return None
         channels = {"content": piece.entries, **(piece.channels.entries if piece.channels else {})}
-        entries = [entry for each in channels.values() for entry in each]
-        is_any_scored = any(entry.candidates.ids for entry in entries)
-        if not self.spec.logprobs or not (is_any_scored or (entries and piece.is_scored)):
+        entries = list(chain.from_iterable(channels.values()))
+        is_scored = bool(entries) and piece.is_scored
+        if not is_scored and not any(entry.candidates.ids for entry in entries):
             return None
         if self.spec.endpoint == "completions":
             skip_special = self.spec.skip_special_tokens

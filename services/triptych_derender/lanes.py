@@ -162,6 +162,8 @@ class Lane:
             if not 0 <= entry.end <= sent_len:
                 break
             num_ready += 1
+        if num_ready == len(waiting):
+            return num_ready
         return max(num_ready, len(waiting) - max_waiting(self._stops))
 
 

@@ -31,8 +31,7 @@ class PromptState(msgspec.Struct, array_like=True):
         return sum(choice.is_done for choice in self.choices.values()) >= num_choices
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceUpdate:
+class ChoiceUpdate(msgspec.Struct, frozen=True):
     """What a delta brings to one choice. ``is_first``: nothing of it was sent before."""
 
     index: int
@@ -78,8 +77,7 @@ def advance_prompt(
         earlier = pieces.get(choice.index)
         pieces[choice.index] = piece if earlier is None else earlier.then(piece)
     updates = [
-        ChoiceUpdate(index, pieces[index], is_first=index not in state.choices)
-        for index in sorted(pieces)
+        ChoiceUpdate(index, pieces[index], index not in state.choices) for index in sorted(pieces)
     ]
     return PromptState(choices=choices), updates
 
@@ -91,7 +89,7 @@ def echo_piece(token_ids: list[int], logprobs: Logprobs | None, rules: TextRules
     num_stripped = _start_strip_len(piece, rules.table)
     for entry in piece.entries:
         entry.offset = max(0, entry.offset - num_stripped)
-    return replace(piece, text=piece.text[num_stripped:], finish_reason=None)
+    return msgspec.structs.replace(piece, text=piece.text[num_stripped:], finish_reason=None)
 
 
 def _echo(logprobs: Logprobs | None, rules: PromptRules) -> Piece:

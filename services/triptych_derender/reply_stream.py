@@ -1,6 +1,6 @@
 """A reply that is written as its deltas come: the state of all prompts of one request."""
 
-from dataclasses import replace
+import msgspec
 
 from triptych.errors import InvalidRequestError
 from triptych.reply import Fed, ReplySpec
@@ -42,7 +42,9 @@ class ReplyStream:
         facts = PromptFacts(self._prompts[prompt_index], delta.prompt_logprobs)
         first = prompt_index * self._spec.n
         numbered = (
-            [replace(each, index=first + each.index) for each in updates] if first else updates
+            [msgspec.structs.replace(each, index=first + each.index) for each in updates]
+            if first
+            else updates
         )
         shows_usage = self._spec.include_usage and self._spec.continuous_usage_stats
         usage = self._usage() if shows_usage else None

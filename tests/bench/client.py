@@ -62,6 +62,19 @@ class Connection:
         self.close()
         return end
 
+    async def first_event(self, path: str, body: bytes) -> None:
+        """Send a request for a stream and read its first event; the rest is left."""
+        reader, writer = await self._connected()
+        writer.write(_request(path, body, "connection: close\r\n"))
+        _check(path, await reader.readuntil(b"\r\n\r\n"), b"")
+        await reader.readuntil(b"\n\n")
+
+    def abort(self) -> None:
+        """Leave as a client that dies does."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self._reader = self._writer = None
+
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()

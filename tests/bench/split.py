@@ -21,6 +21,7 @@ from support.stack import stop, wait_for
 CHAT = "/v1/chat/completions"
 _STREAM_TOKENS = 512
 _PACED_TOKENS = 250
+_PORTS = ("--http-port=0", "--grpc-port=0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ def run() -> list[str]:
     """The rows of the table."""
     rows = []
     for name, has_derender in (("derender in its process", True), ("a separate derender", False)):
-        with _gateway(has_derender=has_derender, step_ms=0.25) as gateway:
+        with running_gateway(has_derender=has_derender, step_ms=0.25) as gateway:
             rate = asyncio.run(stream_rate(gateway, 64))
             rows.append(f"| split: 64 streams, {name} | {rate:,.0f} tok/s per core |")
             rate = asyncio.run(chat_rate(gateway, 64))
             rows.append(f"| split: one-token chats, {name} | {rate:,.0f} req/s per core |")
-        with _gateway(has_derender=has_derender, step_ms=20) as gateway:
+        with running_gateway(has_derender=has_derender, step_ms=20) as gateway:
             cost = asyncio.run(paced_cost(gateway, 16))
             rows.append(f"| split: 16 streams of 50 tok/s, {name} | {cost:.1f} µs per token |")
     return rows
@@ -104,43 +105,46 @@ def _body(max_tokens: int, *, is_stream: bool) -> bytes:
 
 
 @contextlib.contextmanager
-def _gateway(*, has_derender: bool, step_ms: float) -> Iterator[Gateway]:
-    """Each service in a process of its own, but derender where the gateway ``has_derender``."""
-    quiet = "--log-level=info"
+def running_gateway(*, has_derender: bool, step_ms: float) -> Iterator[Gateway]:
+    """A gateway before the scripted worker; ``has_derender``: in its own process."""
     with contextlib.ExitStack() as stack:
-
-        def started(*command: str) -> tuple[int, str]:
-            """The process and the addresses that it prints."""
-            log = Path(stack.enter_context(tempfile.NamedTemporaryFile()).name)
-            with log.open("wb") as output:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", *command], stdout=output, stderr=subprocess.STDOUT
-                )
-            stack.callback(stop, process)
-            wait_for(log, process, "serves on")
-            return process.pid, log.read_text()
-
-        worker = started("bench.fast_worker", f"--step-ms={step_ms}")[1]
-        ports = ["--http-port=0", "--grpc-port=0", quiet]
-        render = started("triptych_cli", "render", *ports)[1]
-        flags = [f"--render={_target(render)}", f"--generate={_target(worker)}"]
-        flags += ["--http-port=0", quiet]
-        counted = []
+        worker = started(stack, "bench.fast_worker", f"--step-ms={step_ms}").grpc
+        render = started(stack, "triptych_cli", "render", *_PORTS).grpc
+        flags = [f"--render={render}", f"--generate={worker}", "--http-port=0"]
         if has_derender:
-            module = ["bench.split_gateway"]
-        else:
-            module = ["triptych_cli", "gateway"]
-            pid, derender = started("triptych_cli", "derender", *ports)
-            flags.append(f"--derender={_target(derender)}")
-            counted.append(pid)
-        pid, log = started(*module, *flags)
-        (address,) = re.findall(r"http://[\d.:]+", log)
-        yield Gateway(address, [*counted, pid])
+            gateway = started(stack, "bench.split_gateway", *flags)
+            yield Gateway(gateway.http, [gateway.pid])
+            return
+        derender = started(stack, "triptych_cli", "derender", *_PORTS)
+        flags.append(f"--derender={derender.grpc}")
+        gateway = started(stack, "triptych_cli", "gateway", *flags)
+        yield Gateway(gateway.http, [derender.pid, gateway.pid])
 
 
-def _target(log: str) -> str:
-    (target,) = re.findall(r"grpc://([\d.:]+)", log)
-    return target
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process and what it says of its addresses; "" where it has none."""
+
+    pid: int
+    http: str
+    grpc: str
+
+
+def started(stack: contextlib.ExitStack, *module: str) -> Started:
+    """``python -m module`` once it serves; ``stack`` ends it."""
+    log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    stack.callback(stop, process)
+    wait_for(log, process, "serves on")
+    addresses = dict(re.findall(r"(http|grpc)://([\d.:]+)", log.read_text()))
+    http = addresses.get("http")
+    return Started(process.pid, f"http://{http}" if http else "", addresses.get("grpc", ""))
 
 
 def _cpu_s(pid: int) -> float:

@@ -24,7 +24,7 @@ def main(args: list[str]) -> int:
             Panels(render, generate, derender), settings, [render, generate]
         )
 
-    return run_service(start, log_level=settings.log_level)
+    return run_service(start, settings)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,240 @@
+"""Sessions over real sockets, against the same requests as calls of their own."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, given, settings
+
+from support.session_server import (
+    BROKEN,
+    ENDLESS,
+    REFUSED,
+    DrawnService,
+    drawn_request,
+    drawn_rpc,
+)
+from triptych.convert import delta_from_proto, request_to_proto
+from triptych.errors import DeadlineError, OverloadedError, TriptychError, UnavailableError
+from triptych.logprobs import Logprobs
+from triptych.rpc import RpcErrors, RpcServer, open_channel
+from triptych.v1 import generate_pb2_grpc
+from triptych.wire import ChoiceDelta, GenerateDelta, GenerateRequest, join_deltas
+from triptych_gateway.generate_session import HOLD_ABOVE
+from triptych_gateway.over_grpc import GrpcGenerate
+
+
+@dataclass(slots=True)
+class Served:
+    """A server, and a gateway's link to it."""
+
+    service: DrawnService
+    rpc: RpcServer
+    target: str
+    link: GrpcGenerate
+
+
+@contextlib.asynccontextmanager
+async def served(port: int = 0, *, timeout_s: float = 20) -> AsyncIterator[Served]:
+    service = DrawnService()
+    rpc = drawn_rpc(service)
+    target = f"127.0.0.1:{rpc.bind('127.0.0.1', port)}"
+    await rpc.start()
+    link = GrpcGenerate(target, timeout_s=timeout_s)
+    try:
+        yield Served(service, rpc, target, link)
+    finally:
+        await link.close()
+        await rpc.stop(0)
+
+
+@dataclass(slots=True)
+class Heard:
+    """What a reader got: deltas, and how they ended."""
+
+    deltas: list[GenerateDelta]
+    error: TriptychError | None = None
+
+    def joined(self) -> tuple[list[ChoiceDelta], Logprobs | None, int]:
+        cached_tokens = sum(delta.cached_tokens for delta in self.deltas)
+        return (*join_deltas(self.deltas), cached_tokens)
+
+    def end(self) -> tuple[type[TriptychError], str, float | None] | None:
+        error = self.error
+        return None if error is None else (type(error), error.message, error.retry_after_s)
+
+
+async def by_session(
+    link: GrpcGenerate, request: GenerateRequest, *, pause_s: float = 0, leave_after: int = -1
+) -> Heard:
+    """Read the answer, pausing before each delta; leave after so many."""
+    heard = Heard([])
+    try:
+        async with contextlib.aclosing(link.generate(request)) as deltas:
+            while len(heard.deltas) != leave_after:
+                await asyncio.sleep(pause_s)
+                heard.deltas.append(await anext(deltas))
+    except StopAsyncIteration:
+        pass
+    except TriptychError as error:
+        heard.error = error
+    return heard
+
+
+async def by_call(target: str, request: GenerateRequest) -> Heard:
+    heard = Heard([])
+    async with open_channel(target) as channel:
+        stub = generate_pb2_grpc.GenerateServiceStub(channel)
+        try:
+            async with RpcErrors("generate"):
+                async for message in stub.Generate(request_to_proto(request), timeout=20):
+                    heard.deltas.append(delta_from_proto(message))
+        except TriptychError as error:
+            heard.error = error
+    return heard
+
+
+readers = st.lists(
+    st.tuples(
+        st.integers(0, 200) | st.sampled_from([REFUSED, BROKEN]),  # what it asks
+        st.integers(1, 3),  # choices
+        st.sampled_from([0.0, 0.001, 0.02]),  # how slowly it reads
+        st.sampled_from([-1, -1, 0, 1, 5]),  # when it leaves
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(asked=readers)
+def test_answers_are_those_of_calls_of_their_own(
+    asked: list[tuple[int, int, float, int]],
+) -> None:
+    async def check() -> None:
+        async with served() as server:
+            requests = [drawn_request(first_id, n=n) for first_id, n, _, _ in asked]
+            wanted = [await by_call(server.target, request) for request in requests]
+            got = await asyncio.gather(
+                *(
+                    by_session(server.link, request, pause_s=pause_s, leave_after=leave_after)
+                    for request, (_, _, pause_s, leave_after) in zip(requests, asked, strict=True)
+                )
+            )
+            for expected, heard, (_, _, _, leave_after) in zip(wanted, got, asked, strict=True):
+                if leave_after < 0:
+                    assert heard.joined() == expected.joined()
+                    assert heard.end() == expected.end()
+                else:
+                    assert_beginning(heard, expected)
+            await server.service.until(lambda: server.service.num_running == 0)
+
+    asyncio.run(check())
+
+
+def assert_beginning(heard: Heard, whole: Heard) -> None:
+    """Every choice of ``heard`` is the beginning of the same one of ``whole``."""
+    by_index = {choice.index: choice for choice in whole.joined()[0]}
+    for choice in heard.joined()[0]:
+        count = len(choice.token_ids)
+        expected = by_index[choice.index]
+        assert choice.token_ids == expected.token_ids[:count]
+        assert choice.logprobs == (expected.logprobs and expected.logprobs.head(count))
+
+
+async def test_failure_of_one_request_leaves_the_others() -> None:
+    async with served() as server:
+        asked = [drawn_request(each) for each in (REFUSED, 3, BROKEN, 4)]
+        heard = await asyncio.gather(*(by_session(server.link, each) for each in asked))
+        wanted = [await by_call(server.target, each) for each in asked]
+    assert [each.end() for each in heard] == [each.end() for each in wanted]
+    assert heard[0].end() == (OverloadedError, "9 wait, limit is 8", 2)
+    assert heard[1].joined() == wanted[1].joined()
+
+
+async def test_reader_that_leaves_aborts_its_request_alone() -> None:
+    async with served() as server:
+        other = asyncio.create_task(by_session(server.link, drawn_request(5), pause_s=0.001))
+        await by_session(server.link, drawn_request(ENDLESS), leave_after=2)
+        await server.service.until(lambda: ENDLESS in server.service.aborted)
+        heard = await other
+        assert heard.joined() == (await by_call(server.target, drawn_request(5))).joined()
+    assert server.service.aborted == [ENDLESS]
+
+
+async def test_reader_that_stands_still_is_held_and_the_others_go_on() -> None:
+    async with served() as server:
+        still = server.link.generate(drawn_request(ENDLESS))
+        await anext(still)
+        for first_id in range(20):
+            await by_session(server.link, drawn_request(first_id))
+        (mailbox,) = server.link._session._mailboxes.values()
+        waiting = mailbox.num_waiting
+        assert waiting > HOLD_ABOVE
+        for first_id in range(20):
+            await by_session(server.link, drawn_request(first_id))
+        assert mailbox.num_waiting == waiting  # all that came later waits at the worker
+        ids = [(await anext(still)).choices[0].token_ids for _ in range(3)]
+        assert len(ids[0]) == waiting
+        await still.aclose()
+
+
+async def test_session_that_breaks_fails_its_requests_and_is_opened_again() -> None:
+    async with served() as server:
+        reading = [
+            asyncio.create_task(by_session(server.link, drawn_request(ENDLESS))) for _ in range(3)
+        ]
+        await server.service.until(lambda: server.service.num_running == 3)
+        await server.rpc.server.stop(0)
+        heard = await asyncio.gather(*reading)
+        assert [type(each.error) for each in heard] == [UnavailableError] * 3
+        refused = await by_session(server.link, drawn_request(2))
+        assert isinstance(refused.error, UnavailableError)
+        port = int(server.target.rpartition(":")[2])
+        async with served(port) as later:
+            for _ in range(400):  # gRPC waits a moment between its attempts to connect
+                again = await by_session(server.link, drawn_request(2))
+                if again.error is None:
+                    break
+                await asyncio.sleep(0.05)
+            assert again.joined() == (await by_call(later.target, drawn_request(2))).joined()
+
+
+async def test_late_answer_ends_at_the_worker_too() -> None:
+    async with served(timeout_s=0.2) as server:
+        heard = await by_session(server.link, drawn_request(ENDLESS))
+        assert isinstance(heard.error, DeadlineError)
+        await server.service.until(lambda: server.service.num_running == 0)
+
+
+async def test_drain_refuses_requests_ends_the_rest_and_the_session() -> None:
+    async with served() as server:
+        running = asyncio.create_task(by_session(server.link, drawn_request(ENDLESS)))
+        await server.service.until(lambda: server.service.num_running == 1)
+        await server.rpc.begin_drain()
+        refused = await by_session(server.link, drawn_request(3))
+        assert refused.end() == (UnavailableError, "the server is stopping", 1)
+        assert server.rpc.drain.cut_off() == 1
+        heard = await running
+        assert heard.deltas
+        assert heard.end() == (UnavailableError, "the server is stopping", 1)
+        await server.rpc.drain.until_idle()
+        async with asyncio.timeout(10):
+            await server.rpc.stop(60)  # nothing keeps it: the session has ended by itself
+
+
+async def test_worker_that_loses_its_caller_aborts_everything() -> None:
+    async with served() as server:
+        reading = [
+            asyncio.create_task(by_session(server.link, drawn_request(ENDLESS))) for _ in range(3)
+        ]
+        await server.service.until(lambda: server.service.num_running == 3)
+        await server.link.close()
+        await server.service.until(lambda: server.service.num_running == 0)
+        heard = await asyncio.gather(*reading)
+    assert all(isinstance(each.error, UnavailableError) for each in heard)
+    assert server.service.aborted == [ENDLESS] * 3
