@@ -10,7 +10,7 @@ CLIENTS_LOCK := deploy/locks/clients.txt
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve test test-clients check proto format lock bench clean
+.PHONY: help install model serve test test-failover test-clients check proto format lock bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1	/' | expand -t 20
@@ -36,6 +36,9 @@ serve: install  ## serve the built-in model on http://127.0.0.1:8000 (MODEL=…,
 
 test: model  ## all CPU tests
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+
+test-failover: model  ## 200 requests to a fleet whose processes are killed and stopped
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest tests/integration/test_failover.py --failover-requests=200 $(ARGS)
 
 test-clients: model $(CLIENTS)/.installed  ## lm-eval, anyjev and openai against the running stack
 	$(CLIENTS)/bin/pytest -c tests/clients/pytest.ini tests/clients --server-python=$(BIN)/python $(ARGS)

@@ -16,6 +16,15 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 collect_ignore = ["clients"]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--failover-requests",
+        type=int,
+        default=24,
+        help="requests of tests/integration/test_failover.py; `make test-failover` asks 200",
+    )
+
+
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """The built-in model as a Hugging Face directory; `make model` prepares it."""

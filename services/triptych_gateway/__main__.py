@@ -7,14 +7,13 @@ from triptych.errors import SetupError
 from triptych.hops import Hops, read_secret, read_tls
 from triptych.serving import Service, run_service
 from triptych.settings import parse_settings
+from triptych_gateway.fleet import Fleet
 from triptych_gateway.flows import Panels
 from triptych_gateway.gate import KeySource, Room
 from triptych_gateway.http import create_gateway_app
 from triptych_gateway.keys import Keys, KeysFile, RateLimits, make_key
 from triptych_gateway.links import Closable
-from triptych_gateway.over_grpc import GrpcDerender, GrpcGenerate, GrpcRender
 from triptych_gateway.settings import AdmissionSettings, GatewaySettings
-from triptych_gateway.vocabularies import WithVocabulary
 
 
 def main(args: list[str]) -> int:
@@ -22,15 +21,21 @@ def main(args: list[str]) -> int:
     secret, tls = read_secret(settings), read_tls(settings)
     hops = Hops(secret=secret, tls=tls, tls_name=settings.tls_name)
 
-    def start() -> Service:
-        timeout_s = settings.request_timeout_s
-        render = GrpcRender(settings.render, hops=hops)
-        generate = GrpcGenerate(settings.generate, timeout_s=timeout_s, hops=hops)
-        derender = GrpcDerender(settings.derender, timeout_s=timeout_s, hops=hops)
-        panels = Panels(render, WithVocabulary(generate, derender), derender)
-        return create_gateway_service(panels, settings, [render, generate, derender])
+    return run_service(lambda: create_fleet_service(settings, hops), settings)
 
-    return run_service(start, settings)
+
+def create_fleet_service(settings: GatewaySettings, hops: Hops) -> Service:
+    """The gateway over the replicas that ``settings`` name; ``hops``: who it is to them."""
+    fleet = Fleet(settings, hops)
+    app = create_gateway_app(
+        fleet.panels,
+        max_body_bytes=settings.max_body_bytes,
+        keys=read_keys(settings),
+        room=Room(settings.max_requests, settings.max_prompt_tokens),
+        is_ready=fleet.is_ready,
+        collectors=(fleet.collector,),
+    )
+    return Service(name="gateway", app=app, settings=settings, background=fleet.watched)
 
 
 def create_gateway_service(

@@ -1,6 +1,9 @@
 """The gateway's OpenAI endpoints."""
 
+from collections.abc import Awaitable, Callable
+
 from fastapi import FastAPI, Request, Response
+from prometheus_client.registry import Collector
 
 from triptych import sse
 from triptych.errors import TriptychError
@@ -17,13 +20,28 @@ _ROOM = Room()
 
 
 def create_gateway_app(
-    panels: Panels, *, max_body_bytes: int, keys: KeySource | None = None, room: Room = _ROOM
+    panels: Panels,
+    *,
+    max_body_bytes: int,
+    keys: KeySource | None = None,
+    room: Room = _ROOM,
+    is_ready: Callable[[], Awaitable[bool]] | None = None,
+    collectors: tuple[Collector, ...] = (),
 ) -> FastAPI:
-    """The app over ``panels``; ``keys`` (None: everyone) and ``room`` say what it lets in."""
+    """The OpenAI endpoints over ``panels``.
+
+    Args:
+        panels: where requests go.
+        max_body_bytes: larger requests are a 413.
+        keys: who may ask; None: everyone.
+        room: how much is let in.
+        is_ready: whether requests can be served; None: whether generate and render answer.
+        collectors: metrics of the links.
+    """
     metrics = GatewayMetrics()
     gate = Gate(keys=keys, room=room, metrics=metrics)
 
-    async def is_ready() -> bool:
+    async def panels_answer() -> bool:
         try:
             await panels.generate.info()
             await panels.render.tokenizer_info()
@@ -39,13 +57,13 @@ def create_gateway_app(
         "gateway",
         description="OpenAI's chat and completions over render, generate and derender.",
         model=served_model,
-        is_ready=is_ready,
+        is_ready=is_ready or panels_answer,
         gate=gate,
         gauges=(
             GaugeSource("requests_held", "requests in work", lambda: gate.requests),
             GaugeSource("prompt_tokens_held", "their prompts' tokens", lambda: gate.prompt_tokens),
         ),
-        collectors=metrics.collectors,
+        collectors=(*metrics.collectors, *collectors),
     )
 
     async def answer(request: Request, endpoint: Endpoint) -> Response:

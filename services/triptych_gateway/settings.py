@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings
 
 from triptych.settings import SecretSettings, ServiceSettings, TlsSettings, settings_config
+from triptych_gateway.addresses import split_addresses
 
 
 class AdmissionSettings(BaseSettings):
@@ -43,9 +44,39 @@ class GatewaySettings(ServiceSettings, SecretSettings, TlsSettings, AdmissionSet
     http_port: int = Field(
         8000, ge=0, le=65535, description="port of the OpenAI endpoints; 0 = any"
     )
-    render: str = Field("127.0.0.1:9001", description="gRPC address of render, host:port")
-    generate: str = Field("127.0.0.1:9002", description="gRPC address of generate, host:port")
-    derender: str = Field("127.0.0.1:9003", description="gRPC address of derender, host:port")
+    render: str = Field(
+        "127.0.0.1:9001", description="gRPC addresses of render, host:port, separated by commas"
+    )
+    generate: str = Field(
+        "127.0.0.1:9002", description="gRPC addresses of generate, host:port, separated by commas"
+    )
+    derender: str = Field(
+        "127.0.0.1:9003", description="gRPC addresses of derender, host:port, separated by commas"
+    )
+    resolve_every_s: float = Field(
+        5.0, gt=0, le=3600, description="seconds between two looks at what host names resolve to"
+    )
+    probe_every_s: float = Field(
+        1.0, gt=0, le=60, description="seconds between two questions to each replica how it is"
+    )
+    hang_timeout_s: float = Field(
+        10.0, gt=0, le=600, description="seconds without any answer after which a replica hangs"
+    )
+    stall_timeout_s: float = Field(
+        120.0, gt=0, le=3600, description="seconds without a step after which a worker hangs"
+    )
+    take_over_timeout_s: float = Field(
+        30.0,
+        ge=0,
+        le=3600,
+        description="seconds that an answer which has begun waits for a replica to go on at",
+    )
     tls_name: str | None = Field(
         None, description="name in the panels' certificates; default: the host of each address"
     )
+
+    @field_validator("render", "generate", "derender")
+    @classmethod
+    def _is_a_list_of_addresses(cls, listed: str) -> str:
+        split_addresses(listed)
+        return listed

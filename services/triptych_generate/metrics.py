@@ -32,6 +32,7 @@ class EngineMetrics:
     """Counts and times of one engine. Methods may be called on any thread."""
 
     def __init__(self) -> None:
+        self.num_steps = 0
         self._step_seconds = Histogram(
             f"{_PREFIX}_step_seconds", "seconds of a step", buckets=_STEP_BUCKETS, registry=None
         )
@@ -95,6 +96,7 @@ class EngineMetrics:
     def step_ended(
         self, *, seconds: float, num_prefill: int, num_output: int, num_scored: int
     ) -> None:
+        self.num_steps += 1
         self._step_seconds.observe(seconds)
         self._prefill.inc(num_prefill)
         self._output.inc(num_output)

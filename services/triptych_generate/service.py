@@ -18,7 +18,7 @@ from triptych.errors import (
 )
 from triptych.mailbox import Mailbox
 from triptych.sampling import Limits, check_request
-from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
+from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, Vocabulary, WorkerLoad
 from triptych_generate.admission import end_at_cut, make_sequences
 from triptych_generate.engine import Engine, Update
 from triptych_generate.grammars import GrammarStore
@@ -142,6 +142,18 @@ class GenerateService:
             device=self._options.device,
             max_logprobs=self.limits.max_logprobs,
             invariant=self._parts.invariant,
+            load=self._load(),
+            can_resume=True,
+        )
+
+    def _load(self) -> WorkerLoad:
+        now = self.occupancy()
+        return WorkerLoad(
+            num_running=now.num_running,
+            num_waiting=now.num_waiting,
+            num_free_blocks=now.num_free_blocks,
+            num_blocks=now.num_blocks,
+            num_steps=self.metrics.num_steps,
         )
 
     async def put_vocabulary(self, vocabulary: Vocabulary) -> bool:

@@ -21,6 +21,7 @@ from triptych.wire import (
     ModelInfo,
     SamplingParams,
     StreamOptions,
+    WorkerLoad,
 )
 
 _FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
@@ -222,7 +223,9 @@ def delta_from_proto(message: generate_pb2.GenerateDelta) -> GenerateDelta:
 
 
 def info_to_proto(info: ModelInfo) -> generate_pb2.GetInfoResponse:
-    return generate_pb2.GetInfoResponse(**msgspec.structs.asdict(info))
+    load = None if info.load is None else msgspec.structs.asdict(info.load)
+    fields = {**msgspec.structs.asdict(info), "load": load}
+    return generate_pb2.GetInfoResponse(**fields)
 
 
 def info_from_proto(message: generate_pb2.GetInfoResponse) -> ModelInfo:
@@ -234,6 +237,18 @@ def info_from_proto(message: generate_pb2.GetInfoResponse) -> ModelInfo:
         device=message.device,
         max_logprobs=message.max_logprobs,
         invariant=message.invariant if message.HasField("invariant") else None,
+        load=_load_from_proto(message.load) if message.HasField("load") else None,
+        can_resume=message.can_resume,
+    )
+
+
+def _load_from_proto(load: generate_pb2.WorkerLoad) -> WorkerLoad:
+    return WorkerLoad(
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_free_blocks=load.num_free_blocks,
+        num_blocks=load.num_blocks,
+        num_steps=load.num_steps,
     )
 
 

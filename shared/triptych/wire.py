@@ -205,8 +205,24 @@ def _join_choice(parts: list[ChoiceDelta]) -> ChoiceDelta:
     )
 
 
+class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy a generate worker is: sequences in its steps, requests before them, KV blocks.
+
+    ``num_free_blocks``: nobody uses them; cached ones count. ``num_steps``: since the start.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+    num_steps: int
+
+
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generate worker says of itself (gRPC ``GetInfo``)."""
+    """What a generate worker says of itself (gRPC ``GetInfo``).
+
+    ``can_resume``: it understands ``resume_from`` and ``choice_index``.
+    """
 
     model: str
     max_model_len: int
@@ -215,3 +231,5 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     max_logprobs: int
     invariant: bool | None = None
+    load: WorkerLoad | None = None
+    can_resume: bool = False

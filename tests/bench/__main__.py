@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from bench import overload, scale, split, split_model
+from bench import overload, routing, scale, split, split_model
 from bench.bound import linear_bound
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -165,6 +165,8 @@ def main() -> int:
         measure_running(arguments)
     if arguments.only in "overload":
         print(overload.run(arguments.seconds), flush=True)
+    if arguments.only in "routing":
+        print(routing.run() + "\n", flush=True)
     if arguments.only in "split":
         for text in (*split.run(), *split_model.run(arguments.threads, arguments.dtype)):
             print(text, flush=True)

@@ -1010,6 +1010,8 @@ class GetInfoResponse(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     INVARIANT_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    CAN_RESUME_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the name it serves"""
     max_model_len: _builtins.int
@@ -1024,6 +1026,12 @@ class GetInfoResponse(_message.Message):
     """largest k; -1 = whole vocabulary"""
     invariant: _builtins.bool
     """start-up check: the same bits in any batch; absent = not checked"""
+    can_resume: _builtins.bool
+    """understands resume_from and choice_index"""
+    @_builtins.property
+    def load(self) -> Global___WorkerLoad:
+        """when it was asked; absent = not said"""
+
     def __init__(
         self,
         *,
@@ -1034,13 +1042,53 @@ class GetInfoResponse(_message.Message):
         device: _builtins.str = ...,
         max_logprobs: _builtins.int = ...,
         invariant: _builtins.bool | None = ...,
+        load: Global___WorkerLoad | None = ...,
+        can_resume: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_invariant", b"_invariant", "invariant", b"invariant"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_invariant", b"_invariant", "invariant", b"invariant", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_invariant", b"_invariant", "device", b"device", "dtype", b"dtype", "invariant", b"invariant", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_invariant", b"_invariant", "can_resume", b"can_resume", "device", b"device", "dtype", b"dtype", "invariant", b"invariant", "load", b"load", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__invariant: _TypeAlias = _typing.Literal["invariant"]  # noqa: Y015
     _WhichOneofArgType__invariant: _TypeAlias = _typing.Literal["_invariant", b"_invariant"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__invariant) -> _WhichOneofReturnType__invariant | None: ...
 
 Global___GetInfoResponse: _TypeAlias = GetInfoResponse  # noqa: Y015
+
+@_typing.final
+class WorkerLoad(_message.Message):
+    """How busy a worker is. Figures are read while it runs, so they may be of different steps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_RUNNING_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    num_running: _builtins.int
+    """sequences in the steps"""
+    num_waiting: _builtins.int
+    """requests none of whose tokens was scheduled yet"""
+    num_free_blocks: _builtins.int
+    """KV blocks that nobody uses, cached ones included"""
+    num_blocks: _builtins.int
+    """KV blocks, at least 1"""
+    num_steps: _builtins.int
+    """steps finished since the start: stands still where the loop hangs"""
+    def __init__(
+        self,
+        *,
+        num_running: _builtins.int = ...,
+        num_waiting: _builtins.int = ...,
+        num_free_blocks: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        num_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_blocks", b"num_blocks", "num_free_blocks", b"num_free_blocks", "num_running", b"num_running", "num_steps", b"num_steps", "num_waiting", b"num_waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015

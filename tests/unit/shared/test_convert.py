@@ -19,6 +19,7 @@ from triptych.wire import (
     SamplingParams,
     StreamOptions,
     StructuredOutputs,
+    WorkerLoad,
 )
 
 token_ids = st.integers(0, 2**31 - 1)
@@ -168,8 +169,12 @@ def test_answer_survives_protobuf() -> None:
     assert convert.answer_from_proto(message, request_id="r", model="m", created=7) == answer
 
 
+LOAD = WorkerLoad(num_running=3, num_waiting=0, num_free_blocks=5, num_blocks=9, num_steps=2**40)
+
+
+@pytest.mark.parametrize("load", [None, LOAD])
 @pytest.mark.parametrize("invariant", [None, True, False])
-def test_info_survives_protobuf(invariant: bool | None) -> None:
+def test_info_survives_protobuf(invariant: bool | None, load: WorkerLoad | None) -> None:
     info = ModelInfo(
         model="m",
         max_model_len=10,
@@ -178,6 +183,8 @@ def test_info_survives_protobuf(invariant: bool | None) -> None:
         device="cpu",
         max_logprobs=-1,
         invariant=invariant,
+        load=load,
+        can_resume=load is not None,
     )
     assert convert.info_from_proto(convert.info_to_proto(info)) == info
 

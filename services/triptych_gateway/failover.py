@@ -1,0 +1,157 @@
+"""A generate link over several workers: an answer goes on at another when its worker fails."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Sequence
+
+import msgspec
+
+from triptych.errors import TriptychError, UnavailableError
+from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
+from triptych_gateway.attempts import Attempts
+from triptych_gateway.balance import by_prefix, least_loaded, prefix_key
+from triptych_gateway.links import GenerateLink
+from triptych_gateway.merge import MergedDeltas
+from triptych_gateway.partial import Partial
+from triptych_gateway.replica import Replica
+from triptych_gateway.replicas import ReplicaSet
+
+_Worker = Replica[GenerateLink]
+
+
+class FailoverGenerate:
+    """Generates at the worker that the prompt's beginning names, and resumes at another.
+
+    An answer that is cut off, by a worker that dies, hangs or drains, goes on with ``resume_from``,
+    a request for each choice, at a worker of the same kind. Joined, the deltas are those of an
+    answer never cut, to the bit (docs/fleet.md). Requests must have a seed.
+
+    Args:
+        workers: those to choose from.
+        timeout_s: for a whole answer, whoever gives it.
+        take_over_timeout_s: how long an answer that has begun waits for a worker.
+    """
+
+    def __init__(
+        self, workers: ReplicaSet[GenerateLink], *, timeout_s: float, take_over_timeout_s: float
+    ) -> None:
+        self._workers = workers
+        self._timeout_s = timeout_s
+        self._take_over_timeout_s = take_over_timeout_s
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        until = asyncio.get_running_loop().time() + self._timeout_s
+        whole = self._answer(request, until)
+        async with contextlib.aclosing(whole.deltas()) as deltas:
+            async for delta in deltas:
+                yield delta
+        if not whole.partial.num_unfinished:
+            return
+        rests = [self._answer(rest, until, whole.begun_at) for rest in whole.partial.rests()]
+        async with contextlib.aclosing(MergedDeltas([rest.deltas() for rest in rests])) as merged:
+            async for _, delta in merged:
+                yield delta
+
+    async def info(self) -> ModelInfo:
+        """What a worker that is up said last.
+
+        Raises:
+            UnavailableError: none is up.
+        """
+        attempts = Attempts(self._workers, take_over_timeout_s=0)
+        info = (await attempts.next()).info
+        assert info is not None, "a worker is used once it has said what it is"
+        return info
+
+    def _answer(
+        self, request: GenerateRequest, until: float, begun_at: ModelInfo | None = None
+    ) -> "_Answer":
+        return _Answer(
+            self._workers,
+            request,
+            until=until,
+            take_over_timeout_s=self._take_over_timeout_s,
+            begun_at=begun_at,
+        )
+
+
+class _Answer:
+    """One request's answer, from as many workers as it takes.
+
+    ``begun_at``: what the worker said of itself that gave its beginning.
+    """
+
+    def __init__(
+        self,
+        workers: ReplicaSet[GenerateLink],
+        request: GenerateRequest,
+        *,
+        until: float,
+        take_over_timeout_s: float,
+        begun_at: ModelInfo | None,
+    ) -> None:
+        self.partial = Partial(request, has_begun=begun_at is not None)
+        self.begun_at = begun_at
+        self._workers = workers
+        self._until = until
+        self._key = prefix_key(request)
+        self._attempts = Attempts(
+            workers,
+            take_over_timeout_s=take_over_timeout_s,
+            choose=self._choose,
+            fits=self._fits,
+            has_begun=begun_at is not None,
+        )
+
+    async def deltas(self) -> AsyncGenerator[GenerateDelta, None]:
+        """The deltas, until each choice is finished or several were cut: those go on one by one.
+
+        Raises:
+            TriptychError: the request's own fault, or nobody can take it (over).
+        """
+        partial, num_choices = self.partial, self.partial.request.sampling_params.n
+        while partial.num_unfinished and not (partial.has_begun and num_choices > 1):
+            is_rest = partial.has_begun
+            request = partial.rests()[0] if is_rest else partial.request
+            worker = await self._attempts.next()
+            self._workers.num_resumes += is_rest
+            with worker.lease(num_choices, until=self._until) as lease:
+                try:
+                    async with contextlib.aclosing(worker.link.generate(request)) as deltas:
+                        pull = functools.partial(anext, deltas, None)
+                        while (delta := await lease.wait(pull)) is not None:
+                            self._note(delta, worker)
+                            yield _without_cached(delta) if is_rest else delta
+                    if partial.num_unfinished:
+                        raise UnavailableError(
+                            f"generate at {worker.address} ended the answer early", retry_after_s=1
+                        )
+                except TriptychError as error:
+                    self._attempts.failed(worker, error)
+
+    def _note(self, delta: GenerateDelta, worker: _Worker) -> None:
+        self.partial.take(delta)
+        self._attempts.progressed()
+        if self.begun_at is None:
+            self.begun_at = worker.info
+
+    def _choose(self, workers: Sequence[_Worker]) -> _Worker:
+        return least_loaded(workers) if self._key is None else by_prefix(workers, self._key)
+
+    def _fits(self, worker: _Worker) -> bool:
+        """It may begin any answer, and go on with those of workers that compute the same bits."""
+        if self.begun_at is None:
+            return True
+        other = worker.info
+        return other is not None and other.can_resume and _kind(other) == _kind(self.begun_at)
+
+
+def _kind(info: ModelInfo) -> tuple[str, int, int, str, str, bool]:
+    device = info.device.partition(":")[0]
+    return info.model, info.max_model_len, info.vocab_size, info.dtype, device, info.can_resume
+
+
+def _without_cached(delta: GenerateDelta) -> GenerateDelta:
+    """``cached_tokens`` are the prompt's, told once; those of a rest are not the client's."""
+    return msgspec.structs.replace(delta, cached_tokens=0) if delta.cached_tokens else delta

@@ -1,0 +1,265 @@
+"""Answers over several workers that fail: joined, they are those of a worker that does not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.fake_fleet import (
+    FAST,
+    FakeWorker,
+    Fault,
+    deltas_of,
+    fake_workers,
+    info,
+    unreachable,
+    until,
+    until_state,
+)
+from triptych.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    TriptychError,
+    UnavailableError,
+)
+from triptych.wire import GenerateDelta, GenerateRequest, SamplingParams, join_deltas
+from triptych_gateway.attempts import MAX_ATTEMPTS
+from triptych_gateway.failover import FailoverGenerate
+from triptych_gateway.replicas import ReplicaSet
+
+
+def ask(**params: Any) -> GenerateRequest:
+    known = {"seed": 3, "max_tokens": 6, "logprobs": 1, **params}
+    return GenerateRequest(
+        token_ids=[5, 6, 7], sampling_params=SamplingParams(**known), request_id="r"
+    )
+
+
+@asynccontextmanager
+async def failover(
+    *workers: FakeWorker, take_over_timeout_s: float = 5, timeout_s: float = 20
+) -> AsyncIterator[tuple[FailoverGenerate, ReplicaSet[Any]]]:
+    async with fake_workers(*workers) as replicas:
+        link = FailoverGenerate(
+            replicas, timeout_s=timeout_s, take_over_timeout_s=take_over_timeout_s
+        )
+        yield link, replicas
+        assert [replica.outstanding for replica in replicas.replicas] == [0] * len(workers)
+        assert [worker.num_open for worker in workers] == [0] * len(workers)
+
+
+async def received(link: FailoverGenerate, request: GenerateRequest) -> list[GenerateDelta]:
+    return [delta async for delta in link.generate(request)]
+
+
+def seen(deltas: list[GenerateDelta]) -> Any:
+    """All that a client sees, once each: also how often the prompt's figures came."""
+    return (
+        join_deltas(deltas),
+        [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs],
+        [delta.cached_tokens for delta in deltas if delta.cached_tokens],
+    )
+
+
+faults = st.lists(
+    st.builds(
+        Fault,
+        st.integers(0, 7),
+        st.sampled_from([None, unreachable(), UnavailableError("it drains"), OverloadedError("x")]),
+    ),
+    max_size=MAX_ATTEMPTS // 2,
+)
+
+
+@given(faults=st.tuples(faults, faults, st.just([])), n=st.integers(1, 3), scored=st.booleans())
+@settings(max_examples=150, deadline=None)
+async def test_answer_cut_anywhere_any_number_of_times_is_the_undisturbed_one(
+    faults: tuple[list[Fault], ...], n: int, scored: bool
+) -> None:
+    workers = [FakeWorker(str(index), faults=list(each)) for index, each in enumerate(faults)]
+    request = ask(n=n, prompt_logprobs=0 if scored else None)
+    async with failover(*workers) as (link, _):
+        deltas = await received(link, request)
+    assert seen(deltas) == seen(deltas_of(request))
+    for rest in [each for worker in workers for each in worker.requests]:
+        params = msgspec.structs.replace(rest.sampling_params, n=n)
+        assert params == request.sampling_params
+        assert rest.token_ids[: rest.prompt_len] == request.token_ids
+
+
+async def begun_at(
+    first: FakeWorker, spare: FakeWorker, link: FailoverGenerate, request: GenerateRequest
+) -> "asyncio.Task[list[GenerateDelta]]":
+    """An answer that began at ``first``, because ``spare`` was down; it is up now."""
+    answer = asyncio.create_task(received(link, request))
+    await until(lambda: bool(first.requests))
+    spare.probe_error = None
+    return answer
+
+
+async def test_choices_that_were_cut_go_on_by_requests_of_their_own() -> None:
+    first = FakeWorker("a", faults=[Fault(2, unreachable())])
+    spare = FakeWorker("b", probe_error=unreachable())
+    async with failover(first, spare) as (link, replicas):
+        answer = await begun_at(first, spare, link, ask(n=2))
+        first.probe_error = unreachable()
+        assert seen(await answer) == seen(deltas_of(ask(n=2)))
+        assert replicas.num_resumes == 2
+    cuts = sorted((each.choice_index, each.resume_from) for each in spare.requests)
+    assert cuts == [(0, 2), (1, 2)]
+
+
+async def test_worker_that_hangs_is_left_and_let_in_again_when_it_answers() -> None:
+    hanging = FakeWorker("a", faults=[Fault(2, is_silence=True)])
+    spare = FakeWorker("b", probe_error=unreachable())
+    async with failover(hanging, spare) as (link, replicas):
+        await until_state(replicas, up=1, down=1)
+        answer = asyncio.create_task(received(link, ask()))
+        await until_state(replicas, down=2)
+        spare.probe_error = None
+        assert seen(await answer) == seen(deltas_of(ask()))
+        assert [each.resume_from for each in spare.requests] == [2]
+        hanging.is_silent = False
+        await until_state(replicas, up=2)
+
+
+async def test_worker_whose_steps_stand_still_hangs_though_it_answers() -> None:
+    busy = info()
+    assert busy.load is not None
+    busy = msgspec.structs.replace(busy, load=msgspec.structs.replace(busy.load, num_running=1))
+    stuck = FakeWorker("a", faults=[Fault(1, is_silence=True)])
+    spare = FakeWorker("b", probe_error=unreachable())
+    async with failover(stuck, spare) as (link, replicas):
+        await until_state(replicas, up=1, down=1)
+        answer = asyncio.create_task(received(link, ask()))
+        await until(lambda: stuck.is_silent)
+        stuck.is_silent, stuck.said = False, busy
+        await until_state(replicas, down=2)
+        spare.probe_error = None
+        assert seen(await answer) == seen(deltas_of(ask()))
+
+
+async def test_worker_that_is_only_slow_is_left_alone() -> None:
+    slow = FakeWorker("a", faults=[Fault(1, is_silence=True)])
+    async with failover(slow, FakeWorker("b", probe_error=unreachable())) as (link, _):
+        answer = asyncio.create_task(received(link, ask()))
+        await until(lambda: slow.is_silent)
+        slow.is_silent = False  # it answers probes, and has nothing to say yet
+        await asyncio.sleep(3 * FAST.hang_timeout_s)
+        assert not answer.done()
+        answer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answer
+
+
+async def test_single_worker_is_waited_for_when_the_answer_has_begun() -> None:
+    worker = FakeWorker("a", faults=[Fault(3, unreachable())])
+    async with failover(worker) as (link, replicas):
+        answer = asyncio.create_task(received(link, ask()))
+        await until(lambda: bool(worker.requests))
+        worker.probe_error = unreachable()
+        await until_state(replicas, down=1)
+        worker.probe_error = None
+        assert seen(await answer) == seen(deltas_of(ask()))
+
+
+@pytest.mark.parametrize("num_deltas", [0, 2])
+async def test_nobody_who_can_take_over_is_an_error_within_the_limit(num_deltas: int) -> None:
+    faults = [Fault(num_deltas, unreachable()), *[Fault(0, unreachable()) for _ in range(9)]]
+    worker = FakeWorker("a", faults=faults)
+    async with failover(worker, take_over_timeout_s=0.3) as (link, _):
+        with pytest.raises(UnavailableError) as raised:
+            await received(link, ask())
+    assert raised.value.retry_after_s == 1
+    assert len(worker.requests) == (1 if num_deltas == 0 else MAX_ATTEMPTS)
+
+
+async def test_no_worker_is_a_503_at_once() -> None:
+    async with failover(FakeWorker("a", probe_error=unreachable())) as (link, _):
+        with pytest.raises(UnavailableError, match="no replica of generate is up"):
+            await received(link, ask())
+        with pytest.raises(UnavailableError):
+            await link.info()
+
+
+async def test_refusals_are_tried_elsewhere_a_bounded_number_of_times() -> None:
+    workers = [
+        FakeWorker(str(index), faults=[Fault(0, OverloadedError("full", retry_after_s=2))])
+        for index in range(MAX_ATTEMPTS + 3)
+    ]
+    async with failover(*workers) as (link, _):
+        with pytest.raises(OverloadedError) as raised:
+            await received(link, ask())
+    assert raised.value.retry_after_s == 2
+    assert sum(len(worker.requests) for worker in workers) == MAX_ATTEMPTS
+
+
+async def test_answer_that_has_begun_waits_for_room() -> None:
+    full = OverloadedError("full", retry_after_s=1)
+    first = FakeWorker("a", faults=[Fault(2, unreachable()), Fault(0, full), Fault(0, full)])
+    async with failover(first) as (link, _):
+        assert seen(await received(link, ask())) == seen(deltas_of(ask()))
+
+
+@pytest.mark.parametrize("error", [InvalidRequestError("bad"), DeadlineError("late")])
+async def test_fault_of_the_request_is_tried_once(error: TriptychError) -> None:
+    workers = [FakeWorker(str(index), faults=[Fault(0, error)]) for index in range(3)]
+    async with failover(*workers) as (link, _):
+        with pytest.raises(type(error)):
+            await received(link, ask())
+    assert sum(len(worker.requests) for worker in workers) == 1
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_broken_model_is_tried_once_at_each_worker(num_workers: int) -> None:
+    workers = [
+        FakeWorker(str(index), faults=[Fault(1, InternalError("NaN")) for _ in range(5)])
+        for index in range(num_workers)
+    ]
+    async with failover(*workers) as (link, _):
+        with pytest.raises(InternalError, match="NaN"):
+            await received(link, ask())
+    assert [len(worker.requests) for worker in workers] == [1] * num_workers
+
+
+@pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"can_resume": False}, {"model": "x"}])
+async def test_worker_of_another_kind_takes_nothing_over(change: dict[str, Any]) -> None:
+    first = FakeWorker("a", faults=[Fault(2, unreachable()) for _ in range(9)])
+    other = FakeWorker("b", said=info(**change), probe_error=unreachable())
+    async with failover(first, other, take_over_timeout_s=0.2) as (link, replicas):
+        answer = await begun_at(first, other, link, ask())
+        first.probe_error = unreachable()
+        await until_state(replicas, up=1, down=1)
+        with pytest.raises(UnavailableError):
+            await answer
+    assert other.requests == []
+
+
+async def test_limit_of_a_whole_answer_holds_over_all_workers() -> None:
+    workers = [FakeWorker(str(index), faults=[Fault(1, is_silence=True)]) for index in range(2)]
+    async with failover(*workers, timeout_s=0.4, take_over_timeout_s=60) as (link, _):
+        async with asyncio.timeout(5):
+            with pytest.raises(TriptychError) as raised:
+                await received(link, ask())
+    assert raised.value.http_status in {503, 504}
+
+
+async def test_client_that_leaves_closes_the_requests_of_all_choices() -> None:
+    first = FakeWorker("a", faults=[Fault(2, unreachable())])
+    faults = [Fault(2, is_silence=True) for _ in range(3)]
+    spare = FakeWorker("b", faults=faults, probe_error=unreachable())
+    async with failover(first, spare) as (link, _):
+        answer = link.generate(ask(n=3))
+        await anext(answer)
+        spare.probe_error, first.probe_error = None, unreachable()
+        for _ in range(3):
+            await anext(answer)
+        assert spare.num_open == 3
+        await answer.aclose()
