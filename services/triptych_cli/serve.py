@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
@@ -201,17 +202,14 @@ async def _generate_process(
 
 @contextlib.contextmanager
 def _readable(secret: bytes | None) -> Iterator[tuple[int, ...]]:
-    """A pipe that gives ``secret`` once; a child's flags and variables are for all to see."""
+    """A file without a name that holds ``secret``; a child's flags and variables can be seen."""
     if secret is None:
         yield ()
         return
-    reader, writer = os.pipe()
-    try:
-        os.write(writer, secret)
-        os.close(writer)
-        yield (reader,)
-    finally:
-        os.close(reader)
+    with tempfile.TemporaryFile() as file:
+        file.write(secret)
+        file.seek(0)
+        yield (file.fileno(),)
 
 
 async def _until_up(
