@@ -72,7 +72,13 @@ class DerenderSession:
                 created=start.created,
                 prompts=[list(prompt.token_ids) for prompt in start.prompts],
             )
-            self.requests.start(message.key, message.timeout_s, partial(self._keep, message.key))
+            self.requests.start(
+                message.key,
+                message.timeout_s,
+                partial(self._keep, message.key),
+                request_id=start.request_id,
+                trace=message.trace,
+            )
         except TriptychError as error:
             self._fail(message.key, error)
         else:

@@ -21,10 +21,11 @@ def main(args: list[str]) -> int:
     secret, tls = read_secret(settings), read_tls(settings)
     hops = Hops(secret=secret, tls=tls, tls_name=settings.tls_name)
 
-    return run_service(lambda: _fleet_service(settings, hops), settings)
+    return run_service(lambda: create_fleet_service(settings, hops), settings)
 
 
-def _fleet_service(settings: GatewaySettings, hops: Hops) -> Service:
+def create_fleet_service(settings: GatewaySettings, hops: Hops) -> Service:
+    """The gateway over the replicas that ``settings`` name; ``hops``: who it is to them."""
     fleet = Fleet(settings, hops)
     app = create_gateway_app(
         fleet.panels,

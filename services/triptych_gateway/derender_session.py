@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from triptych import tracing
 from triptych.convert_packed import error_from_proto, pack_deltas
 from triptych.errors import BodyTooLargeError, DeadlineError, TriptychError, UnavailableError
 from triptych.mailbox import size_of
@@ -50,7 +51,9 @@ class DerenderSession:
         self, start: derender_pb2.DerenderStart, *, timeout_s: float
     ) -> AsyncIterator[ReplyFeed]:
         """One reply; its ``feed`` raises UnavailableError when the session broke."""
-        message = derender_pb2.OpenReply(key=next(self._keys), start=start, timeout_s=timeout_s)
+        message = derender_pb2.OpenReply(
+            key=next(self._keys), start=start, timeout_s=timeout_s, trace=dict(tracing.carried())
+        )
         if (size := message.ByteSize()) > MAX_COMMAND_BYTES:
             raise BodyTooLargeError(
                 f"the prompts have {size:,} bytes for derender, limit is {MAX_COMMAND_BYTES:,}"

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import grpc.aio
 
+from triptych import tracing
 from triptych.convert import request_to_proto
 from triptych.convert_packed import error_from_proto, unpack_deltas
 from triptych.errors import BodyTooLargeError, DeadlineError, UnavailableError
@@ -44,7 +45,10 @@ class GenerateSession:
             TriptychError: what ended the request; UnavailableError when the session broke.
         """
         submit = generate_pb2.SubmitCommand(
-            key=next(self._keys), request=request_to_proto(request), timeout_s=timeout_s
+            key=next(self._keys),
+            request=request_to_proto(request),
+            timeout_s=timeout_s,
+            trace=dict(tracing.carried()),
         )
         _check_size(submit)
         mailbox = self._submit(submit, request)

@@ -70,7 +70,13 @@ class GenerateSession:
     def _submit(self, submit: generate_pb2.SubmitCommand) -> None:
         work = partial(self._run, submit.key, submit.request)
         try:
-            self.requests.start(submit.key, submit.timeout_s, work)
+            self.requests.start(
+                submit.key,
+                submit.timeout_s,
+                work,
+                request_id=submit.request.request_id,
+                trace=submit.trace,
+            )
         except TriptychError as error:
             self._fail(submit.key, error)
 

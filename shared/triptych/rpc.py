@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -227,7 +228,8 @@ class RpcEdge:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         self._work.__exit__(None, None, None)
-        self._end_span(is_error=isinstance(error, Exception))
+        request_id = self._call.metadata.get(HEADER, "")
+        _end_span(self._span, request_id, is_error=isinstance(error, Exception))
         if isinstance(error, TriptychError):
             await abort_call(self._context, error)
         if isinstance(error, asyncio.CancelledError) and self._drain.has_cut_off:
@@ -236,14 +238,25 @@ class RpcEdge:
             _log.error("a call failed", exc_info=error)
             await abort_call(self._context, InternalError("internal error; see the server's log"))
 
-    def _end_span(self, *, is_error: bool) -> None:
-        attributes = {
-            "rpc.system": "grpc",
-            "rpc.method": self._call.path.lstrip("/"),
-            "triptych.request_id": self._call.metadata.get(HEADER, ""),
-        }
-        name = self._call.path.lstrip("/")
-        tracing.end(self._span, attributes, name=name, is_error=is_error)
+
+@contextmanager
+def traced_request(request_id: str, trace: Mapping[str, str]) -> Iterator[None]:
+    """Around a request of a session: a span whose parent is in ``trace``, by header."""
+    is_error = False
+    span = tracing.start("request", trace)
+    try:
+        yield
+    except Exception:
+        is_error = True
+        raise
+    finally:
+        _end_span(span, request_id, is_error=is_error)
+
+
+def _end_span(span: "Span | None", request_id: str, *, is_error: bool) -> None:
+    name = _current.get().path.lstrip("/")
+    attributes = {"rpc.system": "grpc", "rpc.method": name, "triptych.request_id": request_id}
+    tracing.end(span, attributes, name=name, is_error=is_error)
 
 
 class RpcErrors:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
@@ -10,7 +11,7 @@ import grpc.aio
 
 from triptych.drain import Drain, stopping_error
 from triptych.errors import DeadlineError, InternalError, InvalidRequestError, TriptychError
-from triptych.rpc import MAX_MESSAGE_BYTES, abort_call
+from triptych.rpc import MAX_MESSAGE_BYTES, abort_call, traced_request
 
 CommandsT = TypeVar("CommandsT", contravariant=True)
 StepT = TypeVar("StepT", covariant=True)
@@ -52,8 +53,16 @@ class SessionRequests:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
-    def start(self, key: int, timeout_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Run ``work``, for ``timeout_s`` at most (0 = no limit).
+    def start(
+        self,
+        key: int,
+        timeout_s: float,
+        work: Callable[[], Awaitable[None]],
+        *,
+        request_id: str,
+        trace: Mapping[str, str],
+    ) -> None:
+        """Run ``work``, for ``timeout_s`` at most (0 = no limit), as a span of the caller's trace.
 
         Raises:
             UnavailableError: the server drains.
@@ -63,7 +72,8 @@ class SessionRequests:
             raise stopping_error()
         if key in self._tasks:
             raise InvalidRequestError(f"the key {key} is in use in this session", param="key")
-        self._tasks[key] = asyncio.create_task(self._run(key, timeout_s, work))
+        traced = traced_request(request_id, trace)
+        self._tasks[key] = asyncio.create_task(self._run(key, timeout_s, work, traced))
         self._tasks[key].add_done_callback(lambda _: self._forget(key))
         self._is_idle.clear()
 
@@ -83,9 +93,15 @@ class SessionRequests:
     async def until_idle(self) -> None:
         await self._is_idle.wait()
 
-    async def _run(self, key: int, timeout_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run(
+        self,
+        key: int,
+        timeout_s: float,
+        work: Callable[[], Awaitable[None]],
+        traced: AbstractContextManager[None],
+    ) -> None:
         try:
-            with self._drain.work():
+            with traced, self._drain.work():
                 async with asyncio.timeout(timeout_s or None):
                     await work()
         except TriptychError as error:

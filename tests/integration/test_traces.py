@@ -60,8 +60,8 @@ async def test_hops_of_a_request_are_one_trace_below_its_caller(
     spans = {span.name: span for span in exporter.get_finished_spans()}
     hops = {
         "triptych.v1.RenderService/RenderChat",
-        "triptych.v1.GenerateService/Generate",
-        f"triptych.v1.DerenderService/Derender{'' if is_stream else 'Whole'}",
+        "triptych.v1.GenerateService/Session",
+        f"triptych.v1.DerenderService/{'Session' if is_stream else 'DerenderWhole'}",
     }
     assert set(spans) == {f"POST {CHAT}", *hops}
     assert {f"{context_of(span)[0]:032x}" for span in spans.values()} == {CALLER}

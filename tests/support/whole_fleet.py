@@ -17,9 +17,7 @@ from triptych.hops import NO_HOPS, Hops
 from triptych.serving import Listener, Service, running
 from triptych_derender.__main__ import create_derender_service
 from triptych_derender.settings import DerenderSettings
-from triptych_gateway.__main__ import create_gateway_service
-from triptych_gateway.flows import Panels
-from triptych_gateway.over_grpc import GrpcDerender, GrpcGenerate, GrpcRender
+from triptych_gateway.__main__ import create_fleet_service
 from triptych_gateway.settings import GatewaySettings
 from triptych_generate.__main__ import create_generate_service
 from triptych_generate.settings import GenerateSettings
@@ -43,6 +41,12 @@ class Fleet:
 
     def grpc(self, name: str) -> str:
         return self.services[name].addresses[1].removeprefix("grpc://")
+
+    async def until_ready(self) -> None:
+        """Until the gateway has found its panels."""
+        async with httpx.AsyncClient(timeout=20) as client:
+            while (await client.get(f"{self.http('gateway')}/ready")).status_code != 200:
+                pass
 
     async def metrics(self, name: str) -> str:
         async with httpx.AsyncClient(timeout=20) as client:
@@ -84,12 +88,16 @@ async def whole_fleet(
         fleet = Fleet(services, {})
         for name, service in services.items():
             fleet.listeners[name] = await stack.enter_async_context(running(service))
-        links = (
-            GrpcRender(fleet.grpc("render"), hops=hops),
-            GrpcGenerate(fleet.grpc("generate"), timeout_s=60, hops=hops),
-            GrpcDerender(fleet.grpc("derender"), timeout_s=60, hops=hops),
+        settings = GatewaySettings(
+            http_port=0,
+            drain_timeout_s=2,
+            probe_every_s=0.1,
+            render=fleet.grpc("render"),
+            generate=fleet.grpc("generate"),
+            derender=fleet.grpc("derender"),
+            **(gateway or {}),
         )
-        settings = GatewaySettings(http_port=0, drain_timeout_s=2, **(gateway or {}))
-        services["gateway"] = create_gateway_service(Panels(*links), settings, list(links))
+        services["gateway"] = create_fleet_service(settings, hops)
         fleet.listeners["gateway"] = await stack.enter_async_context(running(services["gateway"]))
+        await fleet.until_ready()
         yield fleet

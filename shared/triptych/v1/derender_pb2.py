@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from triptych.v1 import generate_pb2 as triptych_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atriptych/v1/derender.proto\x12\x0btriptych.v1\x1a\x1atriptych/v1/generate.proto\"\x13\n\x11VocabularyRequest\"\x1b\n\x06Prompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"n\n\rDerenderStart\x12\x12\n\nreply_spec\x18\x01 \x01(\x0c\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12$\n\x07prompts\x18\x04 \x03(\x0b\x32\x13.triptych.v1.Prompt\"P\n\rDerenderDelta\x12\x14\n\x0cprompt_index\x18\x01 \x01(\r\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.GenerateDelta\"v\n\x0f\x44\x65renderCommand\x12+\n\x05start\x18\x01 \x01(\x0b\x32\x1a.triptych.v1.DerenderStartH\x00\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.DerenderDeltaH\x00\x42\t\n\x07\x63ommand\"G\n\x0e\x44\x65renderChunks\x12\x0e\n\x06\x63hunks\x18\x01 \x03(\x0c\x12\x14\n\x0c\x64one_prompts\x18\x02 \x03(\r\x12\x0f\n\x07is_done\x18\x03 \x01(\x08\"V\n\tOpenReply\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12)\n\x05start\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.DerenderStart\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\"\x8c\x01\n\x10\x44\x65renderCommands\x12%\n\x05opens\x18\x01 \x03(\x0b\x32\x16.triptych.v1.OpenReply\x12)\n\x06\x64\x65ltas\x18\x02 \x01(\x0b\x32\x19.triptych.v1.PackedDeltas\x12\x16\n\x0eprompt_indexes\x18\x03 \x03(\r\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\"\xa5\x01\n\x0c\x44\x65renderStep\x12\x0c\n\x04keys\x18\x01 \x03(\x04\x12\x12\n\nnum_chunks\x18\x02 \x03(\r\x12\x0e\n\x06\x63hunks\x18\x03 \x03(\x0c\x12\x10\n\x08num_done\x18\x04 \x03(\r\x12\x14\n\x0c\x64one_prompts\x18\x05 \x03(\r\x12\x10\n\x08\x61re_done\x18\x06 \x03(\x08\x12)\n\x06\x65rrors\x18\x07 \x03(\x0b\x32\x19.triptych.v1.RequestError\"\xb5\x01\n\x0eGenerateAnswer\x12)\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12\x33\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x15.triptych.v1.LogprobsH\x00\x88\x01\x01\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\rB\x12\n\x10_prompt_logprobs\"}\n\x14\x44\x65renderWholeRequest\x12\x12\n\nreply_spec\x18\x01 \x01(\x0c\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12,\n\x07\x61nswers\x18\x04 \x03(\x0b\x32\x1b.triptych.v1.GenerateAnswer\"%\n\x15\x44\x65renderWholeResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x32\xc7\x02\n\x0f\x44\x65renderService\x12I\n\x08\x44\x65render\x12\x1c.triptych.v1.DerenderCommand\x1a\x1b.triptych.v1.DerenderChunks(\x01\x30\x01\x12G\n\x07Session\x12\x1d.triptych.v1.DerenderCommands\x1a\x19.triptych.v1.DerenderStep(\x01\x30\x01\x12V\n\rDerenderWhole\x12!.triptych.v1.DerenderWholeRequest\x1a\".triptych.v1.DerenderWholeResponse\x12H\n\rGetVocabulary\x12\x1e.triptych.v1.VocabularyRequest\x1a\x17.triptych.v1.Vocabularyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atriptych/v1/derender.proto\x12\x0btriptych.v1\x1a\x1atriptych/v1/generate.proto\"\x13\n\x11VocabularyRequest\"\x1b\n\x06Prompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"n\n\rDerenderStart\x12\x12\n\nreply_spec\x18\x01 \x01(\x0c\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12$\n\x07prompts\x18\x04 \x03(\x0b\x32\x13.triptych.v1.Prompt\"P\n\rDerenderDelta\x12\x14\n\x0cprompt_index\x18\x01 \x01(\r\x12)\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.GenerateDelta\"v\n\x0f\x44\x65renderCommand\x12+\n\x05start\x18\x01 \x01(\x0b\x32\x1a.triptych.v1.DerenderStartH\x00\x12+\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.DerenderDeltaH\x00\x42\t\n\x07\x63ommand\"G\n\x0e\x44\x65renderChunks\x12\x0e\n\x06\x63hunks\x18\x01 \x03(\x0c\x12\x14\n\x0c\x64one_prompts\x18\x02 \x03(\r\x12\x0f\n\x07is_done\x18\x03 \x01(\x08\"\xb6\x01\n\tOpenReply\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12)\n\x05start\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.DerenderStart\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\x12\x30\n\x05trace\x18\x04 \x03(\x0b\x32!.triptych.v1.OpenReply.TraceEntry\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x8c\x01\n\x10\x44\x65renderCommands\x12%\n\x05opens\x18\x01 \x03(\x0b\x32\x16.triptych.v1.OpenReply\x12)\n\x06\x64\x65ltas\x18\x02 \x01(\x0b\x32\x19.triptych.v1.PackedDeltas\x12\x16\n\x0eprompt_indexes\x18\x03 \x03(\r\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\"\xa5\x01\n\x0c\x44\x65renderStep\x12\x0c\n\x04keys\x18\x01 \x03(\x04\x12\x12\n\nnum_chunks\x18\x02 \x03(\r\x12\x0e\n\x06\x63hunks\x18\x03 \x03(\x0c\x12\x10\n\x08num_done\x18\x04 \x03(\r\x12\x14\n\x0c\x64one_prompts\x18\x05 \x03(\r\x12\x10\n\x08\x61re_done\x18\x06 \x03(\x08\x12)\n\x06\x65rrors\x18\x07 \x03(\x0b\x32\x19.triptych.v1.RequestError\"\xb5\x01\n\x0eGenerateAnswer\x12)\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x18.triptych.v1.ChoiceDelta\x12\x33\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x15.triptych.v1.LogprobsH\x00\x88\x01\x01\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\rB\x12\n\x10_prompt_logprobs\"}\n\x14\x44\x65renderWholeRequest\x12\x12\n\nreply_spec\x18\x01 \x01(\x0c\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12,\n\x07\x61nswers\x18\x04 \x03(\x0b\x32\x1b.triptych.v1.GenerateAnswer\"%\n\x15\x44\x65renderWholeResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x32\xc7\x02\n\x0f\x44\x65renderService\x12I\n\x08\x44\x65render\x12\x1c.triptych.v1.DerenderCommand\x1a\x1b.triptych.v1.DerenderChunks(\x01\x30\x01\x12G\n\x07Session\x12\x1d.triptych.v1.DerenderCommands\x1a\x19.triptych.v1.DerenderStep(\x01\x30\x01\x12V\n\rDerenderWhole\x12!.triptych.v1.DerenderWholeRequest\x1a\".triptych.v1.DerenderWholeResponse\x12H\n\rGetVocabulary\x12\x1e.triptych.v1.VocabularyRequest\x1a\x17.triptych.v1.Vocabularyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.derender_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_OPENREPLY_TRACEENTRY']._loaded_options = None
+  _globals['_OPENREPLY_TRACEENTRY']._serialized_options = b'8\001'
   _globals['_VOCABULARYREQUEST']._serialized_start=71
   _globals['_VOCABULARYREQUEST']._serialized_end=90
   _globals['_PROMPT']._serialized_start=92
@@ -44,18 +46,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DERENDERCOMMAND']._serialized_end=433
   _globals['_DERENDERCHUNKS']._serialized_start=435
   _globals['_DERENDERCHUNKS']._serialized_end=506
-  _globals['_OPENREPLY']._serialized_start=508
-  _globals['_OPENREPLY']._serialized_end=594
-  _globals['_DERENDERCOMMANDS']._serialized_start=597
-  _globals['_DERENDERCOMMANDS']._serialized_end=737
-  _globals['_DERENDERSTEP']._serialized_start=740
-  _globals['_DERENDERSTEP']._serialized_end=905
-  _globals['_GENERATEANSWER']._serialized_start=908
-  _globals['_GENERATEANSWER']._serialized_end=1089
-  _globals['_DERENDERWHOLEREQUEST']._serialized_start=1091
-  _globals['_DERENDERWHOLEREQUEST']._serialized_end=1216
-  _globals['_DERENDERWHOLERESPONSE']._serialized_start=1218
-  _globals['_DERENDERWHOLERESPONSE']._serialized_end=1255
-  _globals['_DERENDERSERVICE']._serialized_start=1258
-  _globals['_DERENDERSERVICE']._serialized_end=1585
+  _globals['_OPENREPLY']._serialized_start=509
+  _globals['_OPENREPLY']._serialized_end=691
+  _globals['_OPENREPLY_TRACEENTRY']._serialized_start=647
+  _globals['_OPENREPLY_TRACEENTRY']._serialized_end=691
+  _globals['_DERENDERCOMMANDS']._serialized_start=694
+  _globals['_DERENDERCOMMANDS']._serialized_end=834
+  _globals['_DERENDERSTEP']._serialized_start=837
+  _globals['_DERENDERSTEP']._serialized_end=1002
+  _globals['_GENERATEANSWER']._serialized_start=1005
+  _globals['_GENERATEANSWER']._serialized_end=1186
+  _globals['_DERENDERWHOLEREQUEST']._serialized_start=1188
+  _globals['_DERENDERWHOLEREQUEST']._serialized_end=1313
+  _globals['_DERENDERWHOLERESPONSE']._serialized_start=1315
+  _globals['_DERENDERWHOLERESPONSE']._serialized_end=1352
+  _globals['_DERENDERSERVICE']._serialized_start=1355
+  _globals['_DERENDERSERVICE']._serialized_end=1682
 # @@protoc_insertion_point(module_scope)
