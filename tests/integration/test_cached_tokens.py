@@ -56,8 +56,8 @@ def test_metrics_count_what_was_looked_up_and_found(stack: Stack) -> None:
     for _ in range(2):
         generate(stack, prompt(6), max_tokens=1)
     after = metrics(stack)
-    assert after["queries"] - before["queries"] == 2 * 150
-    assert after["hits"] - before["hits"] == 149
+    assert after["queries_total"] - before["queries_total"] == 2 * 150
+    assert after["hits_total"] - before["hits_total"] == 149
 
 
 def metrics(stack: Stack) -> dict[str, float]:
