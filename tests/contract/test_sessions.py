@@ -15,12 +15,12 @@ NUMBERS = {
     ),
     generate_pb2.StopReason.DESCRIPTOR: "token_id text",
     generate_pb2.PromptFacts.DESCRIPTOR: "logprobs cached_tokens",
-    generate_pb2.SubmitCommand.DESCRIPTOR: "key request timeout_s",
+    generate_pb2.SubmitCommand.DESCRIPTOR: "key request timeout_s trace",
     generate_pb2.GenerateCommand.DESCRIPTOR: "submit abort hold release",
     generate_pb2.GenerateCommands.DESCRIPTOR: "commands",
     generate_pb2.GenerateStep.DESCRIPTOR: "deltas errors",
     generate_pb2.RequestError.DESCRIPTOR: "key grpc_code body retry_after_s",
-    derender_pb2.OpenReply.DESCRIPTOR: "key start timeout_s",
+    derender_pb2.OpenReply.DESCRIPTOR: "key start timeout_s trace",
     derender_pb2.DerenderCommands.DESCRIPTOR: "opens deltas prompt_indexes closes",
     derender_pb2.DerenderStep.DESCRIPTOR: (
         "keys num_chunks chunks num_done done_prompts are_done errors"
