@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import overload, routing, scale, split, split_model
+from bench import crowd, overload, routing, scale, split, split_model
 from bench.bound import bound, labels_row
 from bench.client import Connection, closed_loop
 from bench.wire_size import wire_cost
@@ -165,6 +165,8 @@ def main() -> int:
         measure_running(arguments)
     if arguments.only in "overload":
         print(overload.run(arguments.seconds), flush=True)
+    if arguments.only in "crowd":
+        print(crowd.run(), flush=True)
     if arguments.only in "split":
         for text in (*split.run(), *split_model.run(arguments.threads, arguments.dtype)):
             print(text, flush=True)

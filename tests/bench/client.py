@@ -69,6 +69,17 @@ class Connection:
         _check(path, await reader.readuntil(b"\r\n\r\n"), b"")
         await reader.readuntil(b"\n\n")
 
+    async def rest_of_events(self) -> tuple[list[float], bytes]:
+        """When each further event came, by ``time.perf_counter``, and the last one's data."""
+        reader, _ = await self._connected()
+        times, last = [], b""
+        while line := await reader.readline():
+            if line.startswith(b"data: "):
+                times.append(time.perf_counter())
+                last = line.removeprefix(b"data: ").strip()
+        self.close()
+        return times, last
+
     def abort(self) -> None:
         """Leave as a client that dies does."""
         if self._writer is not None:

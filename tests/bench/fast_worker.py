@@ -54,7 +54,8 @@ class _Session:
     def _apply(self, command: generate_pb2.GenerateCommand) -> None:
         kind = command.WhichOneof("command")
         if kind == "submit":
-            self.left[command.submit.key] = command.submit.request.sampling_params.max_tokens
+            request = command.submit.request
+            self.left[command.submit.key] = request.sampling_params.max_tokens - request.resume_from
         elif kind == "abort":
             self.left.pop(command.abort, None)
         elif kind == "hold":
@@ -123,6 +124,7 @@ class FastWorker(generate_pb2_grpc.GenerateServiceServicer):
                 dtype="none",
                 device="none",
                 max_logprobs=20,
+                can_resume=True,
             )
         )
 
@@ -160,21 +162,27 @@ def _scores(token_id: int, rng: random.Random) -> list[tuple[int, float, int]]:
     return [(each, -rng.random() * 9, rank) for rank, each in enumerate(ids, 1)]
 
 
-async def serve(step_s: float) -> int:
-    rpc = RpcServer(["triptych.v1.GenerateService"])
-    generate_pb2_grpc.add_GenerateServiceServicer_to_server(FastWorker(step_s), rpc.server)
-    port = rpc.bind("127.0.0.1", 0)
-    await rpc.start()
+async def serve(step_s: float, num_ports: int) -> int:
+    """Serve as ``num_ports`` workers, each with a port of its own."""
+    worker = FastWorker(step_s)
+    servers = [RpcServer(["triptych.v1.GenerateService"]) for _ in range(num_ports)]
+    ports = []
+    for rpc in servers:
+        generate_pb2_grpc.add_GenerateServiceServicer_to_server(worker, rpc.server)
+        ports.append(rpc.bind("127.0.0.1", 0))
+        await rpc.start()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    print(f"serves on grpc://127.0.0.1:{port}", flush=True)
+    print("serves on " + "  ".join(f"grpc://127.0.0.1:{port}" for port in ports), flush=True)
     await stop.wait()
     with contextlib.suppress(asyncio.CancelledError):
-        await rpc.server.stop(0)
+        await asyncio.gather(*(rpc.server.stop(0) for rpc in servers))
     return 0
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-ms", type=float, required=True)
-    run_loop(serve(parser.parse_args().step_ms / 1000))
+    parser.add_argument("--ports", type=int, default=1, help="how many workers it is")
+    arguments = parser.parse_args()
+    run_loop(serve(arguments.step_ms / 1000, arguments.ports))

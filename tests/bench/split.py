@@ -32,7 +32,7 @@ class Gateway:
     counted: Sequence[int]
 
     def cpu_s(self) -> float:
-        return sum(map(_cpu_s, self.counted))
+        return sum(map(cpu_s, self.counted))
 
 
 def run() -> list[str]:
@@ -123,11 +123,15 @@ def running_gateway(*, has_derender: bool, step_ms: float) -> Iterator[Gateway]:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A process and what it says of its addresses; "" where it has none."""
+    """A process and what it says of its addresses; "" where it has none.
+
+    ``grpcs``: several, separated by commas.
+    """
 
     pid: int
     http: str
     grpc: str
+    grpcs: str
 
 
 def started(stack: contextlib.ExitStack, *module: str) -> Started:
@@ -142,12 +146,13 @@ def started(stack: contextlib.ExitStack, *module: str) -> Started:
         )
     stack.callback(stop, process)
     wait_for(log, process, "serves on")
-    addresses = dict(re.findall(r"(http|grpc)://([\d.:]+)", log.read_text()))
-    http = addresses.get("http")
-    return Started(process.pid, f"http://{http}" if http else "", addresses.get("grpc", ""))
+    text = log.read_text()
+    https, grpcs = (re.findall(rf"{scheme}://([\d.:]+)", text) for scheme in ("http", "grpc"))
+    http, grpc = (f"http://{https[0]}" if https else ""), (grpcs[0] if grpcs else "")
+    return Started(process.pid, http, grpc, ",".join(grpcs))
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """CPU seconds of a process and its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
