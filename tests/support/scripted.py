@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from support.net import listening
 from triptych.convert import delta_to_proto, info_to_proto, request_from_proto
 from triptych.drain import Drain
+from triptych.errors import TriptychError
 from triptych.http import create_app
 from triptych.logprobs import pack_logprobs
 from triptych.mailbox import Mailbox
@@ -90,7 +91,11 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
 
     async def _send(self, request: GenerateRequest, mailbox: Mailbox) -> None:
         for position in self._positions():
-            mailbox.put(self._delta(request, position))
+            try:
+                mailbox.put(self._delta(request, position))
+            except TriptychError as error:
+                mailbox.fail(error)
+                return
             self.num_sent += 1
             await asyncio.sleep(_STEP_S)
 
