@@ -1,7 +1,7 @@
 """Fixtures that every test may use."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ from triptych.models import resolve
 os.environ.setdefault("TRITON_INTERPRET", "1")
 #: Run in environments of their own: `make test-clients`, `make test-browser`.
 collect_ignore = ["browser", "clients"]
+#: Of the stack's log, with a failure.
+_LOG_LINES = 60
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +30,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=24,
         help="requests of tests/integration/test_failover.py; `make test-failover` asks 200",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the stack logged last beside the failure of a test that uses it."""
+    report = yield
+    used = getattr(item, "funcargs", {}).get("stack")
+    if report.failed and isinstance(used, Stack):
+        lines = used.log.read_text(errors="replace").splitlines()
+        report.sections.append(("the stack's log", "\n".join(lines[-_LOG_LINES:])))
+    return report
 
 
 @pytest.fixture(scope="session")
