@@ -4,6 +4,7 @@ import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from support.stack import Stack, running_stack
@@ -12,6 +13,9 @@ from triptych.models import resolve
 # Kernels run through Triton's interpreter; on a GPU: TRITON_INTERPRET=0 pytest -m gpu tests/gpu
 # Triton reads it when it is imported, which torch does.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# No timed tests: an example takes as long as a busy machine needs.
+hypothesis.settings.register_profile("triptych", deadline=None)
+hypothesis.settings.load_profile("triptych")
 #: Run in environments of their own: `make test-clients`, `make test-browser`.
 collect_ignore = ["browser", "clients"]
 #: Of the stack's log, with a failure.

@@ -171,7 +171,7 @@ def walk(made: Panels, tag: str, draw: random.Random, max_tokens: int = 250) -> 
     return None
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @pytest.mark.parametrize("name", HELD)
 @given(
     kind=st.sampled_from(["special", "added", "text"]),

@@ -34,7 +34,8 @@ def test_client_that_leaves_frees_its_blocks(stack: Stack, is_stream: bool) -> N
             with client.stream(
                 "POST", f"{stack.gateway}/v1/completions", json={**ASKED, "stream": is_stream}
             ) as answer:
-                beginning = next(answer.iter_bytes())
+                chunks = answer.iter_bytes()  # dropping it closes the connection
+                beginning = next(chunks)
                 assert answer.is_success, beginning
                 wait_until(stack, "running", 2)
         except httpx.ReadTimeout:

@@ -108,9 +108,7 @@ readers = st.lists(
 )
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=readers)
 def test_answers_are_those_of_calls_of_their_own(
     asked: list[tuple[int, int, float, int]],

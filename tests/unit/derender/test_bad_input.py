@@ -207,7 +207,7 @@ def test_the_forged_fields_are_those_of_a_state() -> None:
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_bytes_as_a_state_are_answered_or_refused(content: bytes) -> None:
     with contextlib.suppress(InvalidRequestError):
         feed(packed(content))

@@ -100,7 +100,7 @@ def check_channels(reply: Reply, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("family", DERENDERERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_channels_hold_all_tokens_and_any_cut_gives_the_same(
     family: str, data: st.DataObject
@@ -129,7 +129,7 @@ def same(reply: Reply) -> Any:
 
 
 @pytest.mark.parametrize("family", DERENDERERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_hidden_reasoning_leaves_no_trace(family: str, data: st.DataObject) -> None:
     """Everything that is not hidden is as in the reply that shows reasoning."""
@@ -164,7 +164,7 @@ def test_hidden_reasoning_leaves_no_trace(family: str, data: st.DataObject) -> N
     assert same(stateless(derenderer, spec, given_answer, cuts)[0]) == same(hidden)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_stop_strings_count_in_both_texts_and_at_any_cut(data: st.DataObject) -> None:
     """The answer ends at the first token after which either text holds a stop string."""

@@ -78,7 +78,7 @@ def test_the_tables_are_of_every_kind() -> None:
 
 @pytest.mark.parametrize("name", _TABLES)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_ids_at_any_cut_give_the_outputs_bytes_and_the_same_stream(
     name: str, data: st.DataObject
 ) -> None:
@@ -110,7 +110,7 @@ def test_any_ids_at_any_cut_give_the_outputs_bytes_and_the_same_stream(
 
 @pytest.mark.parametrize("name", _TABLES)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_text_that_was_sent_is_never_taken_back(name: str, data: st.DataObject) -> None:
     """Whatever comes next: the text sent so far begins every possible answer."""
     table, derenderer = _TABLES[name], _DERENDERERS[name]

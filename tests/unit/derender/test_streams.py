@@ -53,7 +53,7 @@ def replies(draw: st.DrawFn) -> tuple[str, ReplySpec, list[int], FinishReason]:
 
 
 @given(replies(), st.sets(st.integers(1, 14)), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_chunking_gives_the_whole_answer(
     reply: tuple[str, ReplySpec, list[int], FinishReason], cuts: set[int], data: st.DataObject
 ) -> None:
@@ -83,7 +83,7 @@ def test_any_chunking_gives_the_whole_answer(
 
 
 @given(replies(), st.sets(st.integers(1, 14)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_bytes_of_all_entries_rebuild_the_output(
     reply: tuple[str, ReplySpec, list[int], FinishReason], cuts: set[int]
 ) -> None:
@@ -104,7 +104,7 @@ def test_bytes_of_all_entries_rebuild_the_output(
 
 
 @given(replies())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_text_offsets_point_at_the_tokens_texts(
     reply: tuple[str, ReplySpec, list[int], FinishReason],
 ) -> None:
@@ -226,7 +226,7 @@ def test_garbled_stream_state_is_refused(state: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_changed_character_of_a_stream_state_is_noticed(data: st.DataObject) -> None:
     _, state = _feed_stateless(None, delta([97]))
     position = data.draw(st.integers(0, len(state) - 1))

@@ -79,7 +79,7 @@ faults = st.lists(
 
 
 @given(faults=st.tuples(faults, faults, st.just([])), n=st.integers(1, 3), scored=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 async def test_answer_cut_anywhere_any_number_of_times_is_the_undisturbed_one(
     faults: tuple[list[Fault], ...], n: int, scored: bool
 ) -> None:

@@ -146,7 +146,7 @@ errors = st.lists(st.sampled_from([None, None, None, unreachable()]), max_size=2
 
 
 @given(errors=st.tuples(errors, errors, st.just([])), ids=st.lists(st.integers(0, 99), max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 async def test_stream_that_breaks_anywhere_is_the_undisturbed_one(
     errors: tuple[list[TriptychError | None], ...], ids: list[int]
 ) -> None:

@@ -68,7 +68,7 @@ requests = st.builds(
 
 
 @given(request=requests)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 async def test_request_that_is_taken_ends_and_harms_nobody(
     service: GenerateService, request: GenerateRequest
 ) -> None:

@@ -38,7 +38,7 @@ def _positions(logits: torch.Tensor, ids: list[int], wanted: list[Wanted]) -> li
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 1000),
     asked=st.lists(

@@ -99,7 +99,7 @@ async def check_every_cut(service: GenerateService, request: GenerateRequest) ->
 
 
 @given(params=params)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 async def test_request_cut_at_every_position_goes_on_exactly(
     service: GenerateService, params: dict[str, Any]
 ) -> None:

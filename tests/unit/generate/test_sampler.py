@@ -61,7 +61,7 @@ def _reference_kept(logits: list[float], *, top_k: int, top_p: float, min_p: flo
     return kept
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     size=st.sampled_from([1, 5, 64, 100, 300, 2500]),
     seed=st.integers(0, 1000),
@@ -79,7 +79,7 @@ def test_kept_ids_equal_the_reference(
     assert kept == _reference_kept(scaled.tolist(), top_k=top_k, top_p=top_p, min_p=min_p)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     size=st.integers(1, 700),
     count=st.integers(1, 80),

@@ -26,7 +26,7 @@ _TEXTS = {
     "ones, then twos": [1] * 10 + [2] * _CAPACITY,
     "rising": list(range(_CAPACITY)),
 }
-_STATEFUL = settings(max_examples=60, stateful_step_count=30, deadline=None)
+_STATEFUL = settings(max_examples=60, stateful_step_count=30)
 
 
 def _sequence(

@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.schemas import referring, schemas
@@ -37,7 +37,6 @@ def walk(outputs: StructuredOutputs, seed: int, max_tokens: int = 300) -> str | 
     return None
 
 
-@settings(deadline=None)
 @given(schemas | referring, st.integers(0, 999), st.booleans())
 def test_every_output_of_an_accepted_schema_is_valid(
     schema: Any, seed: int, in_one_line: bool

@@ -11,7 +11,7 @@ import jsonschema
 import msgspec
 import pytest
 import pytest_asyncio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.generate_runs import Answer, answer, answers, ask, running_service
@@ -75,7 +75,6 @@ def _id(text: str) -> int:
     return TOKENS.index(text.encode())
 
 
-@settings(deadline=None)
 @given(
     temperature=st.sampled_from([0.0, 1.0, 3.0]),
     seed=st.integers(0, 2**31),

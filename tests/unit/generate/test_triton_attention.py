@@ -60,7 +60,7 @@ def attend(
 
 
 @given(shape=shapes, lengths=st.lists(st.integers(1, 60), min_size=1, max_size=3), seed=seeds)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_attention_equals_the_plain_formula(shape: Shape, lengths: list[int], seed: int) -> None:
     held = store(shape, lengths, seed)
     draw = random.Random(seed)
@@ -73,7 +73,7 @@ def test_attention_equals_the_plain_formula(shape: Shape, lengths: list[int], se
 
 
 @given(shape=shapes, lengths=st.lists(st.integers(1, 60), min_size=2, max_size=4), seed=seeds)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_rows_have_the_same_bits_in_any_batch_and_any_chunking(
     shape: Shape, lengths: list[int], seed: int
 ) -> None:
@@ -118,7 +118,7 @@ def test_long_contexts_have_the_same_bits_as_decodes_chunks_and_with_little_scra
 
 
 @given(shape=shapes, lengths=st.lists(st.integers(1, 60), min_size=1, max_size=3), seed=seeds)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 def test_attention_equals_the_torch_path(shape: Shape, lengths: list[int], seed: int) -> None:
     stored, keys, values = store(shape, lengths, seed)
     keys, values = keys.nan_to_num(), values.nan_to_num()

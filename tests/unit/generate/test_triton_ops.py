@@ -32,7 +32,7 @@ def overridden() -> Iterator[None]:
     has_bias=st.booleans(),
     is_transposed=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_product_equals_float64_and_each_row_alone(
     dtype: torch.dtype,
     num_rows: int,
@@ -56,7 +56,7 @@ def test_product_equals_float64_and_each_row_alone(
 
 
 @given(dtype=dtypes, num_rows=st.integers(1, 5), width=st.integers(1, 2500))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_row_reductions_equal_float64_and_each_row_alone(
     dtype: torch.dtype, num_rows: int, width: int
 ) -> None:
