@@ -5,6 +5,7 @@ every assertion that it would ignore is refused, with its path. What it was foun
 ignore is in docs/structured.md; the tests sample outputs and validate them with ``jsonschema``.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -222,9 +223,16 @@ def _closed(schema: dict[str, Any], path: str) -> dict[str, Any]:
     """``schema`` without other properties than it lists, unless it says that there may be more."""
     listed = schema.get("properties", {})
     others = schema.get("additionalProperties", schema.get("unevaluatedProperties"))
+    has_others = others is not None and others is not False
     for keyword in ("patternProperties", "propertyNames"):
-        if keyword in schema and (listed or others not in {None, False}):
+        if keyword in schema and (listed or has_others):
             raise _refusal(f"{path}.{keyword}", "cannot be held beside other properties")
+    if has_others:
+        for name in filter(_needs_escapes, listed):
+            raise _refusal(
+                f"{path}.properties.{name}",
+                "cannot be held beside other properties: JSON writes its name with escapes",
+            )
     for name in schema.get("required", []):
         if name not in listed:
             raise _refusal(f"{path}.required", f"names {name!r}, which properties does not list")
@@ -232,6 +240,11 @@ def _closed(schema: dict[str, Any], path: str) -> dict[str, Any]:
     if "patternProperties" not in schema and (others is not None or "properties" in schema):
         made["additionalProperties"] = others or False
     return made
+
+
+def _needs_escapes(name: str) -> bool:
+    """Other properties may not have this name as it is; xgrammar knows no other form of it."""
+    return json.dumps(name, ensure_ascii=False) != f'"{name}"'
 
 
 def _types_of(schema: dict[str, Any]) -> list[Any]:

@@ -40,11 +40,13 @@ leaves = st.one_of(
 @st.composite
 def objects(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
     properties = draw(st.dictionaries(st.sampled_from(["a", "b", 'c"', "é"]), inner, max_size=3))
-    required = [name for name in properties if draw(st.booleans())]
     others: dict[str, Any] = draw(
         st.sampled_from([{}, {"additionalProperties": False}, {"unevaluatedProperties": False}])
         | inner.map(lambda schema: {"additionalProperties": schema})
     )
+    if others.get("additionalProperties", False) is not False:
+        properties.pop('c"', None)  # refused beside others
+    required = [name for name in properties if draw(st.booleans())]
     return {"type": "object", "properties": properties, "required": required, **others}
 
 

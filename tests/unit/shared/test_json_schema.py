@@ -55,6 +55,13 @@ def nested(depth: int) -> dict[str, Any]:
             ".patternProperties",
             "beside other",
         ),
+        ({"propertyNames": {}, "additionalProperties": {}}, ".propertyNames", "beside other"),
+        (
+            {"properties": {'a"': {}}, "additionalProperties": {"type": "null"}},
+            '.properties.a"',
+            "escapes",
+        ),
+        ({"properties": {"a\n": {}}, "unevaluatedProperties": True}, ".properties.a\n", "escapes"),
         (nested(MAX_DEPTH + 1), ".items" * (MAX_DEPTH + 1), "nested deeper than 64"),
     ],
 )
