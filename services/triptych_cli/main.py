@@ -70,6 +70,12 @@ COMMANDS = {
         "triptych_gateway.settings:GatewaySettings",
         "gateway",
     ),
+    "bench": Command(
+        "measure a running server: throughput and latency",
+        "triptych_cli.bench.command",
+        "triptych_cli.bench.settings:BenchSettings",
+        "bench",
+    ),
     "completion": Command(
         "print a completion script for bash or zsh",
         "triptych_cli.completion",

@@ -28,11 +28,13 @@ _NUMBERS = (int, float)
 class Flag:
     """A field as a flag, or as an argument without a name where ``is_positional``.
 
-    ``group``: the heading in the help. ``text``: description, choices and default. ``words``: what
-    its value may be, or what it often is. ``takes_path``: its value may be a file.
+    ``name``: as it is written, before its value. ``group``: the heading in the help. ``text``:
+    description, choices and default. ``words``: what its value may be, or what it often is.
+    ``takes_path``: its value may be a file.
     """
 
     field: str
+    name: str
     group: str
     text: str
     metavar: str
@@ -42,10 +44,6 @@ class Flag:
     is_optional: bool
     is_positional: bool
     is_required: bool
-
-    @property
-    def name(self) -> str:
-        return "--" + self.field.replace("_", "-")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,6 +142,7 @@ def _flag(settings: type[BaseSettings], name: str, field: FieldInfo) -> Flag:
     metavar = str(extra.get("metavar") or _metavar(name, kinds))
     return Flag(
         field=name,
+        name=str(extra.get("flag") or "--" + name.replace("_", "-")),
         group=_group(_declaring(settings, name)),
         text=_text(field, choices),
         metavar=metavar,
@@ -204,9 +203,10 @@ def _add(group: Any, flag: Flag) -> None:
         count = None if flag.is_required else "?"
         group.add_argument(flag.field, metavar=flag.metavar, nargs=count, **options)
     elif flag.is_switch:
-        group.add_argument(flag.name, action=argparse.BooleanOptionalAction, **options)
+        switch = argparse.BooleanOptionalAction
+        group.add_argument(flag.name, dest=flag.field, action=switch, **options)
     else:
-        group.add_argument(flag.name, metavar=flag.metavar, **options)
+        group.add_argument(flag.name, dest=flag.field, metavar=flag.metavar, **options)
 
 
 def _epilog(settings: type[BaseSettings], flags: list[Flag]) -> str:
