@@ -81,6 +81,14 @@ def values_of(settings: type[BaseSettings], args: list[str]) -> dict[str, Any]:
     return values
 
 
+def flag_name(settings: type[BaseSettings], field: str) -> str:
+    """How the flag of ``field`` is written."""
+    info = settings.model_fields.get(field)
+    extra = info.json_schema_extra if info is not None else None
+    named = extra.get("flag") if isinstance(extra, dict) else None
+    return str(named or "--" + field.replace("_", "-"))
+
+
 def parser_of(settings: type[BaseSettings], flags: list[Flag]) -> argparse.ArgumentParser:
     """The parser of a settings class; it takes texts, which the class validates."""
     command = str(settings.model_config.get("cli_prog_name"))
@@ -142,7 +150,7 @@ def _flag(settings: type[BaseSettings], name: str, field: FieldInfo) -> Flag:
     metavar = str(extra.get("metavar") or _metavar(name, kinds))
     return Flag(
         field=name,
-        name=str(extra.get("flag") or "--" + name.replace("_", "-")),
+        name=flag_name(settings, name),
         group=_group(_declaring(settings, name)),
         text=_text(field, choices),
         metavar=metavar,

@@ -5,6 +5,7 @@ import importlib
 import random
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 from tqdm import tqdm
@@ -64,7 +65,7 @@ async def _level(
     connections: Connections,
 ) -> LevelFigures:
     asked_bodies = list(bodies(settings, model, stream=number, count=settings.requests))
-    progress: tqdm[None] = tqdm(
+    progress: tqdm[NoReturn] = tqdm(
         total=len(asked_bodies), desc=level.label, disable=None, leave=False
     )
     with progress:
@@ -90,7 +91,7 @@ def _asker(
     settings: BenchSettings,
     address: Address,
     connections: Connections,
-    progress: "tqdm[None] | None" = None,
+    progress: "tqdm[NoReturn] | None" = None,
 ) -> Asker:
     def note(answer: Answer) -> None:
         if progress is not None:
@@ -158,8 +159,8 @@ def _draw(report: Report, path: Path) -> None:
 
     try:
         draw(report, path)
-    except (OSError, ValueError) as error:
-        raise SetupError(f"--plot: {path}: {error}") from error
+    except OSError as error:
+        raise SetupError(f"--plot: {path}: {error.strerror}") from error
 
 
 def _port(settings: BenchSettings) -> str:

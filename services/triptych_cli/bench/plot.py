@@ -31,7 +31,6 @@ def draw(report: Report, path: Path) -> None:
     """Write the picture, in the format that the name of ``path`` says.
 
     Raises:
-        ValueError: no such format.
         OSError: it cannot be written.
     """
     figure = Figure(figsize=(10, 7), dpi=150, facecolor="white")

@@ -9,6 +9,8 @@ from pydantic_settings import BaseSettings
 
 from triptych.settings import settings_config
 
+_PICTURES = (".png", ".svg", ".pdf")
+
 Endpoint = Literal["chat", "completions", "generate"]
 
 
@@ -117,6 +119,13 @@ class BenchSettings(TargetSettings, LoadSettings, PromptSettings):
         description="a picture, .png or .svg; default: none",
         json_schema_extra={"flag": "--plot"},
     )
+
+    @field_validator("plot_file")
+    @classmethod
+    def _is_a_picture(cls, path: Path | None) -> Path | None:
+        if path is not None and path.suffix not in _PICTURES:
+            raise ValueError(f"must end in {', '.join(_PICTURES)}")
+        return path
 
 
 def _is_rate(text: str) -> bool:
