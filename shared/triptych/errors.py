@@ -167,6 +167,7 @@ LEAVES: tuple[type[TriptychError], ...] = (
     BodyTooLargeError,
     OverloadedError,
     RateLimitError,
+    RateLimitError,
     ClientGoneError,
     InternalError,
     UnavailableError,
