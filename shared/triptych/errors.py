@@ -167,7 +167,6 @@ LEAVES: tuple[type[TriptychError], ...] = (
     BodyTooLargeError,
     OverloadedError,
     RateLimitError,
-    RateLimitError,
     ClientGoneError,
     InternalError,
     UnavailableError,

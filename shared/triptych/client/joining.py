@@ -67,7 +67,7 @@ def _chat_choice(parts: list[ChatChunkChoice]) -> ChatChoice:
             role=_last(delta.role for delta in deltas),
             content=_text(delta.content for delta in deltas),
             reasoning_content=_text(delta.reasoning_content for delta in deltas) or None,
-            tool_calls=_calls(chain.from_iterable(delta.tool_calls for delta in deltas)),
+            tool_calls=_calls(chain.from_iterable(delta.tool_calls or () for delta in deltas)),
         ),
     )
 
@@ -110,11 +110,11 @@ def _stop_reason(parts: Sequence[ChatChunkChoice | CompletionChoice]) -> int | s
     return next((part.stop_reason for part in parts if part.stop_reason is not None), None)
 
 
-def _calls(deltas: Iterable[ToolCall]) -> list[ToolCall]:
+def _calls(deltas: Iterable[ToolCall]) -> list[ToolCall] | None:
     parts: dict[int | None, list[ToolCall]] = {}
     for delta in deltas:
         parts.setdefault(delta.index, []).append(delta)
-    return [
+    calls = [
         ToolCall(
             id=_last(each.id for each in call),
             type=_last(each.type for each in call),
@@ -125,6 +125,7 @@ def _calls(deltas: Iterable[ToolCall]) -> list[ToolCall]:
         )
         for call in parts.values()
     ]
+    return calls or None
 
 
 def _text(parts: Iterable[str | None]) -> str | None:

@@ -58,7 +58,7 @@ class ReplyMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall] | None = None
 
 
 class _AnyChoice(msgspec.Struct, frozen=True, kw_only=True):
