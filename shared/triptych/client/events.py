@@ -23,10 +23,7 @@ class EventReader:
         """
         *lines, self._rest = (self._rest + part).split(b"\n")
         for line in lines:
-            data = self._take(line.removesuffix(b"\r"))
-            if self.is_done:
-                return
-            if data is not None:
+            if not self.is_done and (data := self._take(line.removesuffix(b"\r"))) is not None:
                 yield data
 
     def end(self) -> None:
@@ -51,5 +48,5 @@ class EventReader:
             if self._is_error:
                 raise error_of_event(data)
             self.is_done = data == b"[DONE]"
-            return data
+            return None if self.is_done else data
         return None
