@@ -4,71 +4,146 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from triptych.errors import SetupError
 
-#: Command -> (module with a ``main(args) -> int``, one line of help).
+if TYPE_CHECKING:
+    from pydantic_settings import BaseSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command.
+
+    ``text``: its line of help. ``module``: has a ``main(settings) -> int``. ``settings``: module
+    and class of its settings; all that ``--help`` imports. ``extra``: the package's, for it.
+    """
+
+    text: str
+    module: str
+    settings: str
+    extra: str
+
+    def settings_class(self) -> "type[BaseSettings]":
+        module, _, name = self.settings.partition(":")
+        kind: type[BaseSettings] = getattr(importlib.import_module(module), name)
+        return kind
+
+
 COMMANDS = {
-    "serve": ("triptych_cli.serve", "all services on this machine, ready for an OpenAI client"),
-    "prepare": ("triptych_cli.prepare", "fetch and convert a model once, into the cache"),
-    "render": ("triptych_render.__main__", "the render service: OpenAI requests to token ids"),
-    "generate": ("triptych_generate.__main__", "the generate service: token ids to token ids"),
-    "derender": ("triptych_derender.__main__", "the derender service: token ids to OpenAI replies"),
-    "gateway": ("triptych_gateway.__main__", "the OpenAI gateway in front of the three"),
-    "version": ("triptych_cli.main", "print the version"),
+    "serve": Command(
+        "all services on this machine, ready for an OpenAI client",
+        "triptych_cli.serve",
+        "triptych_cli.serve_settings:ServeSettings",
+        "all",
+    ),
+    "prepare": Command(
+        "fetch and convert a model once, into the cache",
+        "triptych_cli.prepare",
+        "triptych_cli.prepare:PrepareSettings",
+        "prepare",
+    ),
+    "render": Command(
+        "OpenAI requests to token ids, as a service or on a file",
+        "triptych_render.__main__",
+        "triptych_render.settings:RenderSettings",
+        "render",
+    ),
+    "generate": Command(
+        "token ids to token ids: the service with the model",
+        "triptych_generate.__main__",
+        "triptych_generate.settings:GenerateSettings",
+        "generate",
+    ),
+    "derender": Command(
+        "token ids to OpenAI replies, as a service or on a file",
+        "triptych_derender.__main__",
+        "triptych_derender.settings:DerenderSettings",
+        "derender",
+    ),
+    "gateway": Command(
+        "the OpenAI gateway in front of the three",
+        "triptych_gateway.__main__",
+        "triptych_gateway.settings:GatewaySettings",
+        "gateway",
+    ),
+    "completion": Command(
+        "print a completion script for bash or zsh",
+        "triptych_cli.completion",
+        "triptych_cli.completion:CompletionSettings",
+        "all",
+    ),
+    "version": Command(
+        "print the version",
+        "triptych_cli.version",
+        "triptych_cli.version:VersionSettings",
+        "all",
+    ),
 }
+_BROKEN_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status. A command that cannot start prints one line."""
-    command, *args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    if command in {"-h", "--help", "help"}:
+    name, *args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "help" and args and args[0] in COMMANDS:
+        name, args = args[0], ["--help"]
+    try:
+        status = _run(name, args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _run(name: str, args: list[str]) -> int:
+    if name in {"-h", "--help", "help"}:
         print(_usage())
         return 0
-    if command in {"version", "--version"}:
-        print(f"triptych {version('triptych')}")
-        return 0
-    if command not in COMMANDS:
-        print(f"triptych: there is no command {command!r}\n\n{_usage()}", file=sys.stderr)
-        return 2
+    if name == "--version":
+        name = "version"
+    if name not in COMMANDS:
+        return _fail("", f"there is no command {name!r}; there are {', '.join(COMMANDS)}", status=2)
+    command = COMMANDS[name]
     try:
-        return int(importlib.import_module(COMMANDS[command][0]).main(args))
+        from triptych.settings import parse_settings  # pydantic: not for the list of commands
+
+        settings = parse_settings(command.settings_class(), args)
+        return int(importlib.import_module(command.module).main(settings))
     except SetupError as error:
-        for line in str(error).splitlines():
-            print(f"triptych {command}: {line}", file=sys.stderr)
-        return 1
+        return _fail(name, str(error))
     except PermissionError as error:  # most often a mounted volume of another user
-        print(
-            f"triptych {command}: {error.filename} may not be used by user {os.getuid()}",
-            file=sys.stderr,
-        )
-        return 1
+        return _fail(name, f"{error.filename} may not be used by user {os.getuid()}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("triptych"):
             raise
-        print(
-            f"triptych {command}: {error.name} is not installed; "
-            f"try: pip install 'triptych[{command if command != 'serve' else 'all'}]'",
-            file=sys.stderr,
-        )
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        hint = f"try: pip install 'triptych[{command.extra}]'"
+        return _fail(name, f"{error.name} is not installed; {hint}")
+
+
+def _fail(name: str, message: str, *, status: int = 1) -> int:
+    for line in message.splitlines():
+        print(f"triptych {name}".strip() + f": {line}", file=sys.stderr)
+    return status
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    width = max(map(len, COMMANDS)) + 2
     return "\n".join(
         [
-            "usage: triptych COMMAND [options]",
+            f"usage: triptych COMMAND [options]        (triptych {version('triptych')})",
             "",
             "LLM inference split at the token boundary: render, generate, derender.",
             "",
             "commands:",
-            *lines,
+            *(f"  {name:<{width}}{command.text}" for name, command in COMMANDS.items()),
             "",
-            "`triptych COMMAND --help` lists a command's options; each is also an environment",
-            "variable, for example TRIPTYCH_GATEWAY_HTTP_PORT.",
+            "`triptych COMMAND --help` says what a command takes.",
         ]
     )

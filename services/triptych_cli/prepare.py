@@ -11,31 +11,33 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg
 
 from triptych.errors import SetupError
 from triptych.models import BUILT_IN, READY_MARK, BuiltInModel, ModelLocation, resolve
-from triptych.settings import parse_settings, settings_config
+from triptych.settings import settings_config
 
 
 class PrepareSettings(BaseSettings):
     """Fetch a model and make it ready for use: later starts take seconds."""
 
     model_config = settings_config("TRIPTYCH_PREPARE_", "prepare")
+    flag_group: ClassVar[str] = "what to prepare"
+    flag_examples: ClassVar[tuple[str, ...]] = (
+        "triptych prepare smollm2 --kernels",
+        "triptych prepare ~/models/llama.Q4_K_M.gguf",
+    )
 
     model: CliPositionalArg[str] = Field(
-        description="a .gguf file, a hub id (owner/name), or the built-in name smollm2"
+        description="a .gguf file, a hub id (owner/name), or smollm2", examples=["smollm2"]
     )
-    kernels: bool = Field(
-        False, description="also compile the CPU kernels of generate for this machine's processor"
-    )
+    kernels: bool = Field(False, description="also compile the CPU kernels of generate")
 
 
-def main(args: list[str]) -> int:
-    settings = parse_settings(PrepareSettings, args)
+def main(settings: PrepareSettings) -> int:
     location = prepare(settings.model)
     if settings.kernels:
         _compile_kernels()

@@ -11,25 +11,15 @@ import tempfile
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
-from typing import Literal
-
-from pydantic import Field, SecretStr
 
 from triptych import logs, tracing
 from triptych.errors import SetupError, UnavailableError
 from triptych.hops import Hops, read_secret
 from triptych.models import ModelLocation, ensure
 from triptych.serving import Service, first_of, run_loop, serve, stop_on_signals
-from triptych.settings import (
-    LogLevel,
-    ModelSettings,
-    SecretSettings,
-    ServiceSettings,
-    TemplateSettings,
-    parse_settings,
-    settings_config,
-)
+from triptych.settings import ModelSettings, SecretSettings, ServiceSettings, TemplateSettings
 from triptych.wire import ModelInfo
+from triptych_cli.serve_settings import ServeSettings
 from triptych_derender.__main__ import create_derender_service, load_derenderer
 from triptych_derender.settings import DerenderSettings
 from triptych_gateway.__main__ import create_gateway_service
@@ -62,42 +52,8 @@ _PASSED_TO_GENERATE = {
 }
 
 
-class ServeSettings(
-    ServiceSettings, ModelSettings, TemplateSettings, SecretSettings, AdmissionSettings
-):
-    """Serve a model on this machine: gateway, render, generate and derender."""
-
-    model_config = settings_config("TRIPTYCH_SERVE_", "serve")
-
-    http_port: int = Field(8000, ge=0, le=65535, description="port of the OpenAI gateway")
-    render_http_port: int = Field(8001, ge=0, le=65535, description="JSON port of render")
-    generate_http_port: int = Field(8002, ge=0, le=65535, description="JSON port of generate")
-    derender_http_port: int = Field(8003, ge=0, le=65535, description="JSON port of derender")
-    render_grpc_port: int = Field(9001, ge=0, le=65535, description="gRPC port of render")
-    generate_grpc_port: int = Field(9002, ge=0, le=65535, description="gRPC port of generate")
-    derender_grpc_port: int = Field(9003, ge=0, le=65535, description="gRPC port of derender")
-    device: str = Field("cpu", description="cpu, cuda or cuda:N")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="of weights and activations"
-    )
-    threads: int | None = Field(
-        None, ge=1, description="torch threads on the CPU; default: all cores"
-    )
-    kv_cache_gb: float | None = Field(
-        None, gt=0, description="memory for the KV cache, in GB; default: from the free memory"
-    )
-    max_requests: int = Field(256, ge=1, description="requests in work; above it: 429")
-    state_key: SecretStr | None = Field(
-        None, min_length=16, description="key that signs derender's stream_state"
-    )
-    log_level: LogLevel = Field("warning", description="least severity that is logged")
-    drain_timeout_s: float = Field(
-        2.0, ge=0, le=3600, description="seconds that running requests may take after Ctrl-C"
-    )
-
-
-def main(args: list[str]) -> int:
-    settings = _with_generate_ports(parse_settings(ServeSettings, args))
+def main(settings: ServeSettings) -> int:
+    settings = _with_generate_ports(settings)
     logs.configure(settings.log_level, settings.log_format)
     tracing.configure("serve", settings.otlp_endpoint)
     location = ensure(settings.model)

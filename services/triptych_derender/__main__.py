@@ -1,18 +1,24 @@
 """``triptych derender``."""
 
 from triptych.hops import panel_hops
+from triptych.lines import answer_lines
 from triptych.models import ensure, require_files
 from triptych.serving import Service, run_service
-from triptych.settings import parse_settings
 from triptych_derender.derenderer import Derenderer
 from triptych_derender.http import create_derender_app
+from triptych_derender.lines import derender_line
 from triptych_derender.rpc import create_derender_rpc
 from triptych_derender.settings import DerenderSettings
 
 
-def main(args: list[str]) -> int:
-    settings = parse_settings(DerenderSettings, args)
+def main(settings: DerenderSettings) -> int:
     derenderer = load_derenderer(settings)
+    if settings.input is not None:
+        return answer_lines(
+            lambda line: derender_line(derenderer, line),
+            settings,
+            max_line_bytes=settings.max_body_bytes,
+        )
     return run_service(lambda: create_derender_service(derenderer, settings), settings)
 
 

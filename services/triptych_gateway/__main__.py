@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from triptych.errors import SetupError
 from triptych.hops import Hops, read_secret, read_tls
 from triptych.serving import Service, run_service
-from triptych.settings import parse_settings
 from triptych_gateway.fleet import Fleet
 from triptych_gateway.flows import Panels
 from triptych_gateway.gate import KeySource, Room
@@ -16,8 +15,7 @@ from triptych_gateway.links import Closable
 from triptych_gateway.settings import AdmissionSettings, GatewaySettings
 
 
-def main(args: list[str]) -> int:
-    settings = parse_settings(GatewaySettings, args)
+def main(settings: GatewaySettings) -> int:
     secret, tls = read_secret(settings), read_tls(settings)
     hops = Hops(secret=secret, tls=tls, tls_name=settings.tls_name)
 

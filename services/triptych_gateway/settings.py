@@ -1,6 +1,7 @@
 """Settings of the gateway."""
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
@@ -10,71 +11,86 @@ from triptych_gateway.addresses import split_addresses
 
 
 class AdmissionSettings(BaseSettings):
-    """Mixed into the settings of what has the gateway's door: who may ask, and how much."""
+    """Mixed into the settings of what has the gateway's door: who may ask, and how much.
 
-    request_timeout_s: float = Field(
-        600.0, gt=0, description="seconds that one answer may take; then 504"
-    )
+    Each line of the file of keys is ``KEY [NAME] [requests_per_minute=N] [tokens_per_minute=N]``.
+    """
+
+    flag_group: ClassVar[str] = "who may ask, and how much"
+
     api_key: SecretStr | None = Field(
-        None,
-        description="key that clients must send as a bearer token; default: none needed",
+        None, description="bearer token that clients must send; default: none"
     )
     api_keys_file: Path | None = Field(
-        None,
-        description="a file of keys, read again when it changes: KEY [NAME] "
-        "[requests_per_minute=N] [tokens_per_minute=N] a line",
+        None, description="keys and their limits, one a line, reread; default: none"
     )
     requests_per_minute: int | None = Field(
-        None, ge=1, description="requests of one key; above it: 429; default: any number"
+        None, ge=1, description="of one key; above it: 429; default: any number"
     )
     tokens_per_minute: int | None = Field(
-        None, ge=1, description="tokens of one key, prompts and outputs; default: any number"
+        None, ge=1, description="of one key, both ways; default: any number"
     )
     max_requests: int = Field(1024, ge=1, description="requests in work; above it: 429")
-    max_prompt_tokens: int = Field(
-        4 * 2**20, ge=1, description="tokens of the prompts in work; above it: 429"
+    max_prompt_tokens: int = Field(4 * 2**20, ge=1, description="of prompts in work; above it: 429")
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="seconds that an answer may take; then 504"
     )
 
 
-class GatewaySettings(ServiceSettings, SecretSettings, TlsSettings, AdmissionSettings):
-    """Run the OpenAI gateway in front of render, generate and derender (reached over gRPC)."""
+class PanelAddresses(BaseSettings):
+    """Mixed into the gateway's settings: where the panels are."""
+
+    flag_group: ClassVar[str] = "panels"
+
+    render: str = Field(
+        "127.0.0.1:9001",
+        description="HOST:PORT,… over gRPC",
+        json_schema_extra={"metavar": "ADDRESSES"},
+    )
+    generate: str = Field(
+        "127.0.0.1:9002",
+        description="also http://HOST:PORT of vLLM",
+        json_schema_extra={"metavar": "ADDRESSES"},
+    )
+    derender: str = Field(
+        "127.0.0.1:9003",
+        description="HOST:PORT,… over gRPC",
+        json_schema_extra={"metavar": "ADDRESSES"},
+    )
+    resolve_every_s: float = Field(
+        5.0, gt=0, le=3600, description="seconds until host names are looked up again"
+    )
+    probe_every_s: float = Field(
+        1.0, gt=0, le=60, description="seconds until a replica is asked how it is"
+    )
+    hang_timeout_s: float = Field(
+        10.0, gt=0, le=600, description="a replica silent for so long hangs"
+    )
+    stall_timeout_s: float = Field(
+        120.0, gt=0, le=3600, description="a worker without a step for so long hangs"
+    )
+    take_over_timeout_s: float = Field(
+        30.0, ge=0, le=3600, description="seconds to find a replica that goes on"
+    )
+
+
+class GatewaySettings(
+    PanelAddresses, AdmissionSettings, ServiceSettings, SecretSettings, TlsSettings
+):
+    """Run the OpenAI gateway in front of render, generate and derender."""
 
     model_config = settings_config("TRIPTYCH_GATEWAY_", "gateway")
+    flag_group: ClassVar[str] = "between the gateway and the panels"
+    flag_examples: ClassVar[tuple[str, ...]] = (
+        "triptych gateway",
+        "triptych gateway --generate gpu1:9002,gpu2:9002 --api-keys-file keys.txt",
+    )
 
     http_port: int = Field(
         8000, ge=0, le=65535, description="port of the OpenAI endpoints; 0 = any"
     )
-    render: str = Field(
-        "127.0.0.1:9001", description="gRPC addresses of render, host:port, separated by commas"
-    )
-    generate: str = Field(
-        "127.0.0.1:9002",
-        description="gRPC addresses of generate, host:port, separated by commas; "
-        "http://host:port is a vLLM server",
-    )
-    derender: str = Field(
-        "127.0.0.1:9003", description="gRPC addresses of derender, host:port, separated by commas"
-    )
-    resolve_every_s: float = Field(
-        5.0, gt=0, le=3600, description="seconds between two looks at what host names resolve to"
-    )
-    probe_every_s: float = Field(
-        1.0, gt=0, le=60, description="seconds between two questions to each replica how it is"
-    )
-    hang_timeout_s: float = Field(
-        10.0, gt=0, le=600, description="seconds without any answer after which a replica hangs"
-    )
-    stall_timeout_s: float = Field(
-        120.0, gt=0, le=3600, description="seconds without a step after which a worker hangs"
-    )
-    take_over_timeout_s: float = Field(
-        30.0,
-        ge=0,
-        le=3600,
-        description="seconds that an answer which has begun waits for a replica to go on at",
-    )
     tls_name: str | None = Field(
-        None, description="name in the panels' certificates; default: the host of each address"
+        None, description="name in the panels' certificates; default: each host"
     )
 
     @field_validator("render", "generate", "derender")

@@ -7,7 +7,6 @@ from triptych import logs
 from triptych.hops import panel_hops
 from triptych.models import ensure, require_files
 from triptych.serving import Service, run_service
-from triptych.settings import parse_settings
 from triptych_generate.http import create_generate_app
 from triptych_generate.options import EngineOptions, GrammarLimits
 from triptych_generate.rpc import create_generate_rpc
@@ -15,8 +14,7 @@ from triptych_generate.service import GenerateService
 from triptych_generate.settings import GenerateSettings
 
 
-def main(args: list[str]) -> int:
-    settings = parse_settings(GenerateSettings, args)
+def main(settings: GenerateSettings) -> int:
     logs.configure(settings.log_level, settings.log_format)
     service = GenerateService.load(engine_options(settings))
     return run_service(lambda: create_generate_service(service, settings), settings)

@@ -1,48 +1,48 @@
 """Settings of the generate service."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
+from pydantic_settings import BaseSettings
 
 from triptych.settings import ModelSettings, PanelSettings, settings_config
 
 
-class GenerateSettings(PanelSettings, ModelSettings):
-    """Run a generate worker: token ids in, token ids and integer logprobs out. One per device."""
+class EngineSettings(BaseSettings):
+    """Mixed into generate's settings: where and how it computes, and how much at once."""
 
-    model_config = settings_config("TRIPTYCH_GENERATE_", "generate")
+    flag_group: ClassVar[str] = "engine"
 
-    http_port: int = Field(8002, ge=0, le=65535, description="port for JSON; 0 = any")
-    grpc_port: int = Field(9002, ge=0, le=65535, description="port for gRPC; 0 = any")
-    device: str = Field("cpu", description="cpu, cuda or cuda:N")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="of weights and activations; attention and logits are float32"
-    )
-    max_num_sequences: int = Field(
-        64, ge=1, le=1024, description="sequences that one step may hold"
-    )
-    max_step_tokens: int = Field(
-        384, ge=16, description="tokens that one step may hold, decodes and prefill chunks together"
-    )
-    max_waiting: int = Field(256, ge=1, description="requests that may wait; above it: 429")
-    max_waiting_tokens: int = Field(
-        2**20, ge=1, description="tokens of the prompts that wait; above it: 429"
-    )
-    kv_cache_gb: float | None = Field(
-        None,
-        gt=0,
-        description="memory for the KV cache, in GB (10^9 bytes); default: of the free "
-        "memory up to a half on the CPU, four fifths on CUDA",
-    )
-    cuda_graphs: bool = Field(
-        True, description="on CUDA: record steps that only decode once per size, and replay them"
-    )
-    prefix_cache: bool = Field(
-        True, description="reuse the KV blocks of prompts and outputs that begin alike"
-    )
-    compile_timeout_s: float = Field(
-        5.0, gt=0, le=600, description="seconds that one structured output may take to compile"
-    )
+    device: str = Field("cpu", description="cpu, cuda or cuda:N", examples=["cpu", "cuda"])
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of weights")
     threads: int | None = Field(
         None, ge=1, description="torch threads on the CPU; default: all cores"
     )
+    kv_cache_gb: float | None = Field(
+        None, gt=0, description="GB (10^9) of KV cache; default: half of what is free"
+    )
+    prefix_cache: bool = Field(True, description="reuse the KV blocks of equal beginnings")
+    cuda_graphs: bool = Field(True, description="on CUDA: record steps that only decode")
+    max_num_sequences: int = Field(64, ge=1, le=1024, description="sequences in one step")
+    max_step_tokens: int = Field(384, ge=16, description="tokens in one step, decodes and prefills")
+    max_waiting: int = Field(256, ge=1, description="requests that wait; above it: 429")
+    max_waiting_tokens: int = Field(2**20, ge=1, description="of prompts that wait; above it: 429")
+    compile_timeout_s: float = Field(
+        5.0, gt=0, le=600, description="seconds to compile a structured output in"
+    )
+
+
+class GenerateSettings(ModelSettings, EngineSettings, PanelSettings):
+    """Run a generate worker: token ids in, token ids and integer logprobs out. One per device.
+
+    On CUDA the KV cache takes four fifths of the memory that is free, on the CPU at most a half.
+    """
+
+    model_config = settings_config("TRIPTYCH_GENERATE_", "generate")
+    flag_examples: ClassVar[tuple[str, ...]] = (
+        "triptych generate --model smollm2",
+        "triptych generate --model owner/name --device cuda --dtype bfloat16",
+    )
+
+    http_port: int = Field(8002, ge=0, le=65535, description="port for JSON; 0 = any")
+    grpc_port: int = Field(9002, ge=0, le=65535, description="port for gRPC; 0 = any")

@@ -1,18 +1,24 @@
 """``triptych render``."""
 
 from triptych.hops import panel_hops
+from triptych.lines import answer_lines
 from triptych.models import ensure, require_files
 from triptych.serving import Service, run_service
-from triptych.settings import parse_settings
 from triptych_render.http import create_render_app
+from triptych_render.lines import render_line
 from triptych_render.renderer import Renderer
 from triptych_render.rpc import create_render_rpc
 from triptych_render.settings import RenderSettings
 
 
-def main(args: list[str]) -> int:
-    settings = parse_settings(RenderSettings, args)
+def main(settings: RenderSettings) -> int:
     renderer = load_renderer(settings)
+    if settings.input is not None:
+        return answer_lines(
+            lambda line: render_line(renderer, line),
+            settings,
+            max_line_bytes=settings.max_body_bytes,
+        )
     return run_service(lambda: create_render_service(renderer, settings), settings)
 
 

@@ -162,18 +162,3 @@ def test_bad_flag_value_names_flag_and_value() -> None:
     assert done.returncode == 1
     assert "--http-port" in done.stderr
     assert "99999" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "command", ["serve", "prepare", "render", "generate", "derender", "gateway"]
-)
-def test_help_reads_well(command: str) -> None:
-    done = run(command, "--help")
-    assert done.returncode == 0
-    assert done.stdout.startswith(f"usage: triptych {command}")
-
-
-def test_unknown_command_lists_the_commands() -> None:
-    done = run("bogus")
-    assert done.returncode == 2
-    assert "serve" in done.stderr

@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     for name in ("render", "generate", "derender", "gateway"):
-        importlib.import_module(COMMANDS[name][0])
+        importlib.import_module(COMMANDS[name].module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that end are nobody's zombies
     print("ready", flush=True)  # noqa: T201  # the protocol
     for line in sys.stdin:
