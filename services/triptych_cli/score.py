@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -132,20 +133,19 @@ async def _end(
 
 @contextlib.contextmanager
 def _files(settings: ScoreSettings, totals: Totals) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Source and target; ``totals`` get what the target has, where it is to be gone on with."""
-    with contextlib.ExitStack() as stack:
-        if settings.file == _STANDARD:
-            source: IO[bytes] = stack.enter_context(open(0, "rb", closefd=False))
-        else:
-            source = stack.enter_context(_open(settings.file, "rb"))
-        if settings.output == _STANDARD:
-            if settings.resume:
-                raise SetupError("--resume needs --output, a file to go on with")
-            yield source, sys.stdout.buffer
-            return
-        if Path(settings.output).resolve() == Path(settings.file).resolve():
-            raise SetupError(f"FILE and --output are the same file, {settings.output}")
-        target = stack.enter_context(_open(settings.output, "ab"))
+    """Source and target; ``totals`` get what the target has, where it is to be gone on with.
+
+    The source is closed by its reader.
+    """
+    if settings.resume and settings.output == _STANDARD:
+        raise SetupError("--resume needs --output, a file to go on with")
+    if settings.output != _STANDARD and _path(settings.output) == _path(settings.file):
+        raise SetupError(f"FILE and --output are the same file, {settings.output}")
+    source = _open(settings.file, "rb")
+    if settings.output == _STANDARD:
+        yield source, sys.stdout.buffer
+        return
+    with _open(settings.output, "ab") as target:
         target.truncate(_written(settings.output, totals) if settings.resume else 0)
         yield source, target
 
@@ -177,8 +177,14 @@ def _progress(settings: ScoreSettings, totals: Totals) -> "tqdm[Any]":
     )
 
 
+def _path(name: str) -> Path | None:
+    return None if name == _STANDARD else Path(name).resolve()
+
+
 def _open(name: str, mode: str) -> IO[bytes]:
     try:
+        if name == _STANDARD:
+            return os.fdopen(os.dup(sys.stdin.fileno()), mode)
         return Path(name).open(mode)
     except OSError as error:
         raise SetupError(f"{name}: {error.strerror}") from error

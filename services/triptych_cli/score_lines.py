@@ -114,6 +114,8 @@ def refused_line(line: Line, error: TriptychError) -> bytes:
 async def read_lines(source: IO[bytes], *, num_ahead: int) -> AsyncIterator[Line]:
     """Lines that are not empty, read by a thread, so that a slow pipe stops nothing else.
 
+    The thread closes ``source`` at its end, which nobody waits for: it may be a pipe that is idle.
+
     Raises:
         SetupError: the source cannot be read.
     """
@@ -126,7 +128,7 @@ async def read_lines(source: IO[bytes], *, num_ahead: int) -> AsyncIterator[Line
         loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with source, contextlib.suppress(RuntimeError):  # the loop has ended
             try:
                 for number, raw in enumerate(source, 1):
                     if raw := raw.rstrip(b"\r\n"):
@@ -135,7 +137,7 @@ async def read_lines(source: IO[bytes], *, num_ahead: int) -> AsyncIterator[Line
                 put(error)
             put(None)
 
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=read, name="lines", daemon=True).start()
     while (item := await queue.get()) is not None:
         room.release()
         if isinstance(item, OSError):
