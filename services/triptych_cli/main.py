@@ -82,6 +82,12 @@ COMMANDS = {
         "triptych_cli.client_settings:ChatSettings",
         "client",
     ),
+    "bench": Command(
+        "measure a running server: throughput and latency",
+        "triptych_cli.bench.command",
+        "triptych_cli.bench.settings:BenchSettings",
+        "bench",
+    ),
     "completion": Command(
         "print a completion script for bash or zsh",
         "triptych_cli.completion",

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
 
 from triptych import logs, tracing
-from triptych.errors import SetupError, UnavailableError
+from triptych.errors import DeadlineError, SetupError, UnavailableError
+from triptych.event_loop import run_loop
 from triptych.hops import Hops, read_secret
 from triptych.models import ModelLocation, ensure
-from triptych.serving import Service, first_of, run_loop, serve, stop_on_signals
+from triptych.serving import Service, first_of, serve, stop_on_signals
 from triptych.settings import ModelSettings, SecretSettings, ServiceSettings, TemplateSettings
 from triptych.wire import ModelInfo
 from triptych_cli.serve_settings import ServeSettings
@@ -175,7 +176,7 @@ async def _until_up(
     while not died.done() and not stop.is_set():
         try:
             return await link.info()
-        except UnavailableError:
+        except (UnavailableError, DeadlineError):  # not yet, or too busy starting
             await asyncio.sleep(0.1)
     return None
 

@@ -28,11 +28,13 @@ _NUMBERS = (int, float)
 class Flag:
     """A field as a flag, or as an argument without a name where ``is_positional``.
 
-    ``group``: the heading in the help. ``text``: description, choices and default. ``words``: what
-    its value may be, or what it often is. ``takes_path``: its value may be a file.
+    ``name``: as it is written, before its value. ``group``: the heading in the help. ``text``:
+    description, choices and default. ``words``: what its value may be, or what it often is.
+    ``takes_path``: its value may be a file.
     """
 
     field: str
+    name: str
     group: str
     text: str
     metavar: str
@@ -42,10 +44,6 @@ class Flag:
     is_optional: bool
     is_positional: bool
     is_required: bool
-
-    @property
-    def name(self) -> str:
-        return "--" + self.field.replace("_", "-")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,6 +79,14 @@ def values_of(settings: type[BaseSettings], args: list[str]) -> dict[str, Any]:
         if flag.is_optional and values.get(flag.field) == _NONE:
             values[flag.field] = None
     return values
+
+
+def flag_name(settings: type[BaseSettings], field: str) -> str:
+    """How the flag of ``field`` is written."""
+    info = settings.model_fields.get(field)
+    extra = info.json_schema_extra if info is not None else None
+    named = extra.get("flag") if isinstance(extra, dict) else None
+    return str(named or "--" + field.replace("_", "-"))
 
 
 def parser_of(settings: type[BaseSettings], flags: list[Flag]) -> argparse.ArgumentParser:
@@ -144,6 +150,7 @@ def _flag(settings: type[BaseSettings], name: str, field: FieldInfo) -> Flag:
     metavar = str(extra.get("metavar") or _metavar(name, kinds))
     return Flag(
         field=name,
+        name=flag_name(settings, name),
         group=_group(_declaring(settings, name)),
         text=_text(field, choices),
         metavar=metavar,
@@ -204,9 +211,10 @@ def _add(group: Any, flag: Flag) -> None:
         count = None if flag.is_required else "?"
         group.add_argument(flag.field, metavar=flag.metavar, nargs=count, **options)
     elif flag.is_switch:
-        group.add_argument(flag.name, action=argparse.BooleanOptionalAction, **options)
+        switch = argparse.BooleanOptionalAction
+        group.add_argument(flag.name, dest=flag.field, action=switch, **options)
     else:
-        group.add_argument(flag.name, metavar=flag.metavar, **options)
+        group.add_argument(flag.name, dest=flag.field, metavar=flag.metavar, **options)
 
 
 def _epilog(settings: type[BaseSettings], flags: list[Flag]) -> str:

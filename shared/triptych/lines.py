@@ -46,7 +46,7 @@ def answer_lines(
     """
     num_lines, refused = 0, []
     with _opened(settings) as (source, target):
-        for number, line in _numbered(source, max_line_bytes):
+        for number, line in numbered_lines(source, max_line_bytes):
             num_lines += 1
             try:
                 if len(line) > max_line_bytes:
@@ -70,16 +70,20 @@ def field_names(line: bytes) -> set[str]:
         return set()
 
 
-def _numbered(source: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, from 1; of one over ``max_bytes`` no more than its beginning."""
+def numbered_lines(source: IO[bytes], max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, numbered from 1, without their ends.
+
+    Of a line over ``max_bytes`` one byte more than that is given, and nothing else is held.
+    """
+    longest = max_bytes + len(b"\r\n")
     number = 0
-    while line := source.readline(max_bytes + 1):
+    while line := source.readline(longest):
         number += 1
         rest = line
-        while len(rest) > max_bytes and not rest.endswith(b"\n"):
-            rest = source.readline(max_bytes + 1)
-        if line := line.rstrip(b"\r\n"):
-            yield number, line
+        while len(rest) == longest and not rest.endswith(b"\n"):
+            rest = source.readline(longest)
+        if line.strip():
+            yield number, line.rstrip(b"\r\n")[: max_bytes + 1]
 
 
 def _as_error(error: TriptychError, number: int) -> bytes:
@@ -91,9 +95,8 @@ def _as_error(error: TriptychError, number: int) -> bytes:
 @contextlib.contextmanager
 def _opened(settings: LineSettings) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     assert settings.input is not None
-    names = {settings.input, settings.output} - {_STANDARD}
-    if len(names) == 1 and settings.input == settings.output:
-        raise SetupError(f"--input and --output are the same file, {settings.input}")
+    if _is_same(Path(settings.input), Path(settings.output)):
+        raise SetupError(f"{settings.output} is both --input and --output")
     with contextlib.ExitStack() as stack:
         source, target = sys.stdin.buffer, sys.stdout.buffer
         if settings.input != _STANDARD:
@@ -101,6 +104,10 @@ def _opened(settings: LineSettings) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         if settings.output != _STANDARD:
             target = stack.enter_context(_open(settings.output, "wb"))
         yield source, target
+
+
+def _is_same(source: Path, target: Path) -> bool:
+    return source.is_file() and target.is_file() and source.samefile(target)
 
 
 def _open(name: str, mode: str) -> IO[bytes]:

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from triptych import logs, tracing
 from triptych.cors import with_cors
 from triptych.errors import SetupError
+from triptych.event_loop import run_loop
 from triptych.hops import NO_HOPS, Hops
 from triptych.rpc import RpcServer
 from triptych.settings import ServiceSettings
@@ -221,16 +222,6 @@ def run_service(start: Callable[[], Service], settings: ServiceSettings) -> int:
         return 0
 
     return run_loop(main())
-
-
-def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """The result of ``main`` in a new event loop, uvloop's where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
 
 
 def _log_ready(service: Service) -> None:

@@ -8,7 +8,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from triptych.errors import SetupError
-from triptych.flags import values_of
+from triptych.flags import flag_name, values_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -146,9 +146,8 @@ def parse_settings(settings: type[_SettingsT], args: list[str]) -> _SettingsT:
     try:
         return settings(**given)
     except ValidationError as error:
-        prefix = str(settings.model_config.get("env_prefix"))
         faults = error.errors(include_url=False)
-        raise SetupError("\n".join(_describe(each, given, prefix) for each in faults)) from error
+        raise SetupError("\n".join(_describe(each, settings, given) for each in faults)) from error
     except SettingsError as error:
         raise SetupError(str(error).splitlines()[0]) from error
 
@@ -166,12 +165,13 @@ def cache_directory() -> Path:
     return (places.xdg_cache_home or Path.home() / ".cache") / "triptych"
 
 
-def _describe(fault: ErrorDetails, given: dict[str, Any], prefix: str) -> str:
+def _describe(fault: ErrorDetails, settings: type[BaseSettings], given: dict[str, Any]) -> str:
     """One line: where the value stands, what it must be, and the value unless it is secret."""
     name = ".".join(str(part) for part in fault["loc"])
-    place = f"--{name.replace('_', '-')}: " if name in given else f"{prefix}{name.upper()}: "
+    variable = f"{settings.model_config.get('env_prefix')}{name.upper()}"
+    place = flag_name(settings, name) if name in given else variable
     value = fault["input"]
     is_shown = isinstance(value, str | int | float) and not name.endswith(("key", "secret"))
     shown = f" (got {value!r})" if is_shown else ""
     message = fault["msg"].replace("Input should be", "must be").removeprefix("Value error, ")
-    return f"{place if name else ''}{message}{shown}"
+    return f"{place}: {message}{shown}" if name else message

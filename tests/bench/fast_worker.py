@@ -22,10 +22,10 @@ from tokenizers import Tokenizer
 from bench.workloads import WORDS
 from triptych.convert import info_to_proto
 from triptych.convert_packed import pack_deltas
+from triptych.event_loop import run_loop
 from triptych.logprobs import pack_logprobs
 from triptych.models import ensure
 from triptych.rpc import RpcServer
-from triptych.serving import run_loop
 from triptych.v1 import generate_pb2, generate_pb2_grpc
 from triptych.wire import ChoiceDelta, GenerateDelta, ModelInfo
 
