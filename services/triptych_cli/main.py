@@ -70,6 +70,18 @@ COMMANDS = {
         "triptych_gateway.settings:GatewaySettings",
         "gateway",
     ),
+    "score": Command(
+        "logprob and perplexity of the lines of a file",
+        "triptych_cli.score",
+        "triptych_cli.client_settings:ScoreSettings",
+        "client",
+    ),
+    "chat": Command(
+        "talk to the model in the terminal",
+        "triptych_cli.chat",
+        "triptych_cli.client_settings:ChatSettings",
+        "client",
+    ),
     "bench": Command(
         "measure a running server: throughput and latency",
         "triptych_cli.bench.command",

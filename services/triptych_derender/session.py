@@ -9,7 +9,7 @@ from triptych.convert_packed import error_to_proto, unpack_deltas
 from triptych.drain import Drain
 from triptych.errors import InternalError, InvalidRequestError, TriptychError
 from triptych.reply import Fed
-from triptych.rpc import MAX_MESSAGE_BYTES
+from triptych.rpc_options import MAX_MESSAGE_BYTES
 from triptych.sessions import STEP_BYTES, SessionRequests, first_part
 from triptych.v1 import derender_pb2, generate_pb2
 from triptych.wire import GenerateDelta

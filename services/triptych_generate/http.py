@@ -28,7 +28,7 @@ from triptych.wire import (
     Usage,
     Vocabulary,
     count_usage,
-    join_deltas,
+    join_answer,
 )
 from triptych_generate.readings import counts, gauges
 from triptych_generate.service import GenerateService
@@ -95,18 +95,7 @@ async def collect(
     """The whole answer of one request."""
     async with contextlib.aclosing(deltas):
         given = [delta async for delta in deltas]
-    choices, prompt_logprobs = join_deltas(given)
-    return Generated(
-        request_id=request.request_id or "",
-        model=model,
-        created=int(time.time()),
-        prompt_tokens=request.prompt_len,
-        choices=choices,
-        prompt_logprobs=prompt_logprobs,
-        prompt_token_ids=_prompt_token_ids(request),
-        logprobs_mode=request.sampling_params.logprobs_mode,
-        cached_tokens=sum(delta.cached_tokens for delta in given),
-    )
+    return join_answer(request, given, model=model, created=int(time.time()))
 
 
 async def _events(

@@ -14,7 +14,7 @@ from triptych.convert import (
 )
 from triptych.errors import InvalidRequestError, TriptychError
 from triptych.logprobs import Logprobs
-from triptych.rpc import read_error
+from triptych.rpc_errors import read_error
 from triptych.v1 import generate_pb2
 from triptych.wire import ChoiceDelta, GenerateDelta
 

@@ -18,9 +18,6 @@ from triptych import tracing
 from triptych.channel import CarryingChannel
 from triptych.drain import Drain, stopping_error
 from triptych.errors import (
-    LEAVES,
-    DeadlineError,
-    ErrorBody,
     InternalError,
     SetupError,
     TriptychError,
@@ -30,36 +27,11 @@ from triptych.errors import (
 from triptych.hops import AUTHORIZATION, NO_HOPS, Hops
 from triptych.metrics import CallMetrics
 from triptych.request_ids import HEADER, accept_request_id
+from triptych.rpc_errors import ERROR_KEY, RETRY_KEY, from_rpc_error
+from triptych.rpc_options import KEEP_ALIVE, RECONNECT, SIZES, SMALL_WINDOW
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
-
-#: Bytes; a prompt of a million ids and 20 candidates at 32k positions fit.
-MAX_MESSAGE_BYTES = 64 * 2**20
-
-_ERROR_KEY = "triptych-error-bin"
-_RETRY_KEY = "retry-after"
-_KEEP_ALIVE: list[tuple[str, Any]] = [
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
-]
-_SIZES: list[tuple[str, Any]] = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-]
-#: A server that is back is found within two seconds; one that takes no connection in three is not
-#: reachable. gRPC's own values are 120 and 20.
-_RECONNECT: list[tuple[str, Any]] = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 3_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-]
-#: What a sender may have under way stays at 64 KiB: a worker merges what its caller is not ready
-#: for, which costs both less than reading it piece by piece.
-_SMALL_WINDOW: list[tuple[str, Any]] = [("grpc.http2.bdp_probe", 0)]
 
 #: Calls that carry no request of their own: no span.
 _SPANLESS = frozenset({"GetInfo", "GetTokenizerInfo", "Session"})
@@ -93,7 +65,7 @@ class RpcServer:
     """
 
     def __init__(self, services: Sequence[str]) -> None:
-        options = [*_SIZES, *_KEEP_ALIVE, ("grpc.so_reuseport", 0)]
+        options = [*SIZES, *KEEP_ALIVE, ("grpc.so_reuseport", 0)]
         self._door = RpcDoor()
         self.server = grpc.aio.server(options=options, interceptors=(self._door,))
         self.drain = Drain(self._note_end)
@@ -145,7 +117,7 @@ def open_channel(target: str, hops: Hops = NO_HOPS) -> grpc.aio.Channel:
 
     Its calls carry that, and the trace that they belong to.
     """
-    options = [*_SIZES, *_KEEP_ALIVE, *_RECONNECT, *_SMALL_WINDOW]
+    options = [*SIZES, *KEEP_ALIVE, *RECONNECT, *SMALL_WINDOW]
     if hops.tls is None:
         channel = grpc.aio.insecure_channel(target, options=options)
     else:
@@ -277,41 +249,9 @@ class RpcErrors:
             raise UnavailableError(f"{self._target} ended the call", retry_after_s=1) from error
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError, target: str) -> TriptychError:
-    """The tree's error for ``error``: the server's own if it sent one, else by status code."""
-    sent: bytes | None = None
-    retry_after_s = None
-    for key, value in error.trailing_metadata() or ():
-        if key == _ERROR_KEY and isinstance(value, bytes):
-            sent = value
-        elif key == _RETRY_KEY:
-            retry_after_s = float(value)
-    code = error.code()
-    if sent is not None:
-        return read_error(code.name, sent, retry_after_s)
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return UnavailableError(f"{target} is not reachable", retry_after_s=1)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineError(f"{target} did not answer in time")
-    return _leaf(code.name, None)(f"{target}: {error.details()}")
-
-
-def read_error(grpc_code: str, body: bytes, retry_after_s: float | None) -> TriptychError:
-    """The error that another server sent, as ``TriptychError.body`` made it."""
-    detail = msgspec.json.decode(body, type=ErrorBody).error
-    leaf = _leaf(grpc_code, detail.code)
-    return leaf(detail.message, param=detail.param, retry_after_s=retry_after_s)
-
-
 async def abort_call(context: grpc.aio.ServicerContext[Any, Any], error: TriptychError) -> NoReturn:
-    trailers: list[tuple[str, str | bytes]] = [(_ERROR_KEY, msgspec.json.encode(error.body()))]
+    trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, msgspec.json.encode(error.body()))]
     if error.retry_after_s is not None:
-        trailers.append((_RETRY_KEY, f"{error.retry_after_s:g}"))
+        trailers.append((RETRY_KEY, f"{error.retry_after_s:g}"))
     status = grpc.StatusCode[error.grpc_code]
     await context.abort(status, error.message, trailing_metadata=tuple(trailers))
-
-
-def _leaf(grpc_code: str, code: str | None) -> type[TriptychError]:
-    same = [leaf for leaf in LEAVES if leaf.grpc_code == grpc_code]
-    exact = [leaf for leaf in same if leaf.code == code]
-    return (exact or same or [InternalError])[0]

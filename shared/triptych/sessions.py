@@ -11,7 +11,8 @@ import grpc.aio
 
 from triptych.drain import Drain, stopping_error
 from triptych.errors import DeadlineError, InternalError, InvalidRequestError, TriptychError
-from triptych.rpc import MAX_MESSAGE_BYTES, abort_call, traced_request
+from triptych.rpc import abort_call, traced_request
+from triptych.rpc_options import MAX_MESSAGE_BYTES
 
 CommandsT = TypeVar("CommandsT", contravariant=True)
 StepT = TypeVar("StepT", covariant=True)

@@ -194,6 +194,26 @@ def join_deltas(deltas: Iterable[GenerateDelta]) -> tuple[list[ChoiceDelta], Log
     return [_join_choice(parts[index]) for index in sorted(parts)], prompt_logprobs
 
 
+def join_answer(
+    request: GenerateRequest, deltas: Iterable[GenerateDelta], *, model: str, created: int
+) -> Generated:
+    """The whole answer to ``request``; ``created`` is a Unix time in seconds."""
+    given = list(deltas)
+    choices, prompt_logprobs = join_deltas(given)
+    asked = bool(request.return_token_ids)
+    return Generated(
+        request_id=request.request_id or "",
+        model=model,
+        created=created,
+        prompt_tokens=request.prompt_len,
+        choices=choices,
+        prompt_logprobs=prompt_logprobs,
+        prompt_token_ids=request.token_ids[: request.prompt_len] if asked else None,
+        logprobs_mode=request.sampling_params.logprobs_mode,
+        cached_tokens=sum(delta.cached_tokens for delta in given),
+    )
+
+
 def _join_choice(parts: list[ChoiceDelta]) -> ChoiceDelta:
     scored = [part.logprobs for part in parts if part.logprobs is not None]
     last = parts[-1]

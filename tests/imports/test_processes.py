@@ -15,6 +15,9 @@ FORBIDDEN = {
     "triptych_generate.compile_process": {"torch", "transformers", "tokenizers", "fastapi", "grpc"},
     "triptych_cli.serve": {"torch", "triptych_generate"},
     "triptych_cli.main": {"fastapi", "grpc", "torch", "transformers", "pydantic"},
+    "triptych.client.http": {"torch", "transformers", "fastapi", "pydantic", "grpc"},
+    "triptych.client.rpc": {"torch", "transformers", "fastapi", "pydantic", "httpx"},
+    "triptych.client": {"httpx", "grpc", "numpy"},
     "triptych.wire": {"pydantic", "fastapi", "grpc", "google", "numpy", "orjson"},
     "triptych.errors": {"pydantic", "fastapi", "grpc", "google", "numpy", "orjson"},
 }

@@ -28,6 +28,7 @@ from triptych_derender.derenderer import Derenderer
 from triptych_derender.http import create_derender_app
 from triptych_derender.rpc import create_derender_rpc
 from triptych_gateway.flows import Panels
+from triptych_gateway.gate import Room
 from triptych_gateway.http import create_gateway_app
 from triptych_gateway.over_grpc import GrpcDerender, GrpcGenerate, GrpcRender
 from triptych_generate.session import GenerateSession
@@ -45,8 +46,8 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
     """A generate server that sends the same ids, one by one, for every sequence of a request.
 
     Without a ``finish_reason`` it begins again for ever.
-    ``requests``: what came. ``num_sent``: ids per request so far. ``aborted``: set when a caller
-    left before the end.
+    ``requests``: what came, and ``begun`` is set. ``num_sent``: ids per request so far.
+    ``aborted``: set when a caller left before the end.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
         self._finish_reason = finish_reason
         self.requests: list[GenerateRequest] = []
         self.num_sent = 0
+        self.begun = asyncio.Event()
         self.aborted = asyncio.Event()
 
     async def Generate(
@@ -78,6 +80,7 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
         self, request: GenerateRequest, on_news: Callable[[], None] | None = None
     ) -> AsyncIterator[Mailbox]:
         self.requests.append(request)
+        self.begun.set()
         self.num_sent = 0
         choices = range(request.sampling_params.n)
         mailbox = Mailbox(request_id=request.request_id or "", choices=choices, on_news=on_news)
@@ -174,8 +177,10 @@ def text_panels(model_dir: Path, response_template: str) -> TextPanels:
 
 
 @asynccontextmanager
-async def scripted_stack(texts: TextPanels, generate: ScriptedGenerate) -> AsyncIterator[Scripted]:
-    """Gateway, render, derender and ``generate``, each on sockets of its own."""
+async def scripted_stack(
+    texts: TextPanels, generate: ScriptedGenerate, *, room: Room | None = None
+) -> AsyncIterator[Scripted]:
+    """Gateway (with ``room``), render, derender and ``generate``, each on sockets of its own."""
     renderer, derenderer = texts.renderer, texts.derenderer
     rpc = RpcServer(["triptych.v1.GenerateService"])
     generate_pb2_grpc.add_GenerateServiceServicer_to_server(generate, rpc.server)
@@ -190,7 +195,7 @@ async def scripted_stack(texts: TextPanels, generate: ScriptedGenerate) -> Async
         generate_link = GrpcGenerate(_target(generate_service.addresses), timeout_s=30)
         derender_link = GrpcDerender(_target(derender_service.addresses), timeout_s=30)
         panels = Panels(render_link, generate_link, derender_link)
-        app = create_gateway_app(panels, max_body_bytes=2**20)
+        app = create_gateway_app(panels, max_body_bytes=2**20, room=room or Room())
         async with listening(app) as gateway_service:
             address = gateway_service.addresses[0]
             async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as client:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from triptych.errors import LEAVES, ErrorBody, TriptychError
-from triptych.rpc import from_rpc_error
+from triptych.rpc_errors import from_rpc_error
 
 
 def rpc_error(error: TriptychError) -> grpc.aio.AioRpcError:

@@ -1,0 +1,111 @@
+"""``AsyncGenerateClient``: ``GenerateClient`` for asyncio. Methods and errors are the same."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from triptych.client.retries import DEFAULT_RETRIES, Retries
+from triptych.client.rpc import (
+    OPTIONS,
+    RpcFailures,
+    bearer_metadata,
+    score_of_answer,
+    score_request,
+    whole_answer,
+)
+from triptych.client.scores import Score
+from triptych.client.streams import AsyncStream
+from triptych.convert import delta_from_proto, info_from_proto, request_to_proto
+from triptych.convert_structured import vocabulary_to_proto
+from triptych.rpc_errors import from_rpc_error
+from triptych.v1 import generate_pb2, generate_pb2_grpc
+from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
+
+
+class AsyncGenerateClient:
+    """``GenerateClient`` for asyncio; what its methods do says ``GenerateClient``."""
+
+    def __init__(
+        self,
+        target: str = "127.0.0.1:9002",
+        *,
+        api_key: str | None = None,
+        timeout_s: float | None = 600.0,
+        retries: Retries = DEFAULT_RETRIES,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """As ``GenerateClient``; to be made where the event loop runs."""
+        self._name = f"generate at {target}"
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._metadata = bearer_metadata(api_key)
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(target, credentials, options=OPTIONS)
+        self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
+
+    def stream(self, request: GenerateRequest) -> AsyncStream[GenerateDelta]:
+        return AsyncStream(self._deltas(request))
+
+    async def generate(self, request: GenerateRequest) -> Generated:
+        return whole_answer(request, [delta async for delta in self.stream(request)])
+
+    async def score(self, token_ids: Sequence[int], *, top: int = 0) -> Score:
+        return score_of_answer(await self.generate(score_request(token_ids, top)))
+
+    async def info(self) -> ModelInfo:
+        with RpcFailures(self._name):
+            return info_from_proto(
+                await self._stub.GetInfo(generate_pb2.GetInfoRequest(), **self._options())
+            )
+
+    async def abort(self, request_ids: Sequence[str]) -> list[str]:
+        message = generate_pb2.AbortRequest(request_ids=request_ids)
+        with RpcFailures(self._name):
+            answer = await self._stub.Abort(message, **self._options())
+            return list(answer.aborted)
+
+    async def put_vocabulary(self, vocabulary: Vocabulary) -> None:
+        with RpcFailures(self._name):
+            await self._stub.PutVocabulary(vocabulary_to_proto(vocabulary), **self._options())
+
+    async def aclose(self) -> None:
+        await self._channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _deltas(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        attempts, has_begun = self._retries.begin(), False
+        message = request_to_proto(request)
+        while True:
+            call = self._stub.Generate(message, **self._options())
+            try:
+                async for delta in call:
+                    has_begun = True
+                    yield delta_from_proto(delta)
+                return
+            except grpc.aio.AioRpcError as error:
+                failure = from_rpc_error(error, self._name)
+                if has_begun:
+                    raise failure from error
+                wait_s = attempts.wait_s(failure)
+            finally:
+                call.cancel()
+            await asyncio.sleep(wait_s)
+
+    def _options(self) -> dict[str, Any]:
+        return {"timeout": self._timeout_s, "metadata": grpc.aio.Metadata(*self._metadata)}
