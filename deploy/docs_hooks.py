@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -22,6 +23,10 @@ OUTSIDE = {
 }
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)(?=[)#])")
 LINK_TO_FOLDER = re.compile(r"\[([^]]+)\]\(([^):#\s]+)/?\)")
+#: What a browser would load from elsewhere: not the links that a reader follows.
+FETCH = re.compile(
+    r"""<(?:script|img|iframe|link)\b[^>]*?(?:src|href)=["']?(?:https?:)?//[^"'> ]+"""
+)
 MARKED_FENCE = re.compile(r"^( *```\w+) .*$", re.MULTILINE)
 
 
@@ -47,6 +52,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         lambda m: os.path.relpath(_site_name(_resolve(home, m[1])), here or "."), markdown
     )
     return MARKED_FENCE.sub(r"\1", markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> None:
+    """Refuse a page that would load something from elsewhere."""
+    if found := FETCH.search(output):
+        raise PluginError(f"{page.file.src_uri} loads something from elsewhere: {found[0]}")
 
 
 def _list_of_decisions() -> str:
