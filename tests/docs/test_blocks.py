@@ -34,7 +34,7 @@ def test_blocks_have_a_known_language_and_known_marks() -> None:
     for block in BLOCKS:
         assert block.language in LANGUAGES, block.place
         allowed = {"sh": {"no-run", "fails", "excerpt"}, "python": {"no-run", "excerpt"}}
-        allowed["json"] = {"post", "excerpt"}
+        allowed |= {"json": {"post", "excerpt"}, "output": {"no-run"}}
         assert block.marks.keys() <= allowed.get(block.language, {"excerpt"}), block.place
         assert block.marks.get("no-run", "server") in REASONS, block.place
 

@@ -8,9 +8,7 @@ import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import triptych
-
-ROOT = Path(triptych.__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 #: Why a block is not run: the only values of the mark ``no-run``.
 REASONS = frozenset(
     {
@@ -53,9 +51,7 @@ class Block:
         """Whether the block takes part when its page is run."""
         if self.language == "json":
             return "post" in self.marks
-        return self.language == "output" or (
-            self.language in RUN and not {"no-run", "excerpt"} & self.marks.keys()
-        )
+        return self.language in RUN | {"output"} and not {"no-run", "excerpt"} & self.marks.keys()
 
 
 def pages() -> list[str]:
