@@ -110,10 +110,10 @@ class GenerateSession:
                 mailbox.fail(error_from_proto(each))
 
     def _put(self, key: int, mailbox: Mailbox, delta: GenerateDelta) -> None:
-        if mailbox.has_ended:  # late: it is aborted as soon as its reader has heard
+        if mailbox.end is not None:  # late: it is aborted as soon as its reader has heard
             return
         mailbox.put(delta)
-        if mailbox.has_ended:
+        if mailbox.end is not None:
             del self._mailboxes[key]
         elif mailbox.num_waiting > HOLD_ABOVE and key not in self._held:
             self._held.add(key)
