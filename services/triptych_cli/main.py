@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from triptych.errors import SetupError
+from triptych.grpc_threads import poll_in_one_thread
 
 #: Command -> (module with a ``main(args) -> int``, one line of help).
 COMMANDS = {
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         print(f"triptych: there is no command {command!r}\n\n{_usage()}", file=sys.stderr)
         return 2
+    poll_in_one_thread()
     try:
         return int(importlib.import_module(COMMANDS[command][0]).main(args))
     except SetupError as error:

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from triptych.logprobs import Logprobs
-from triptych.response_template import Channel
 from triptych.reply import ReplySpec
 from triptych.wire import Usage
 from triptych_derender.entries import EntryWriter, prompt_logprobs_json
@@ -16,6 +15,9 @@ from triptych_derender.lanes import Entry
 from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate
 from triptych_derender.token_table import TokenTable
+
+if TYPE_CHECKING:
+    from triptych.response_template import Channel
 
 
 class StreamUsage(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,7 +56,8 @@ class GenerateSession:
         timer = asyncio.get_running_loop().call_later(timeout_s, mailbox.fail, late)
         try:
             while (delta := await mailbox.get()) is not None:
-                self._release(submit.key)
+                if submit.key in self._held:
+                    self._release(submit.key)
                 yield delta
         finally:
             timer.cancel()
@@ -80,9 +81,8 @@ class GenerateSession:
             self._send(generate_pb2.GenerateCommand(abort=key))
 
     def _release(self, key: int) -> None:
-        if key in self._held:
-            self._held.discard(key)
-            self._send(generate_pb2.GenerateCommand(release=key))
+        self._held.discard(key)
+        self._send(generate_pb2.GenerateCommand(release=key))
 
     def _send(self, command: generate_pb2.GenerateCommand) -> None:
         self._commands.append(command)

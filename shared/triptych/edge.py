@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -85,12 +85,12 @@ class RequestEdge:
         is_quiet = scope["path"] in _QUIET_PATHS
         status = 499
 
-        async def send_with_headers(message: Message) -> None:
+        def send_with_headers(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *self._headers(scope)]
-            await send(message)
+            return send(message)
 
         start = time.perf_counter()
         span = None if is_quiet else tracing.start(scope["method"], _Headers(scope))

@@ -113,7 +113,11 @@ class Mailbox:
 
     def take(self) -> GenerateDelta | None:
         """What waits as one delta, or its first part where that is long; None when nothing does."""
-        taken = self._take_parts()
+        taken = self._pending
+        if len(taken) < 2:
+            self._pending, self.num_waiting = [], 0
+        else:
+            taken = self._take_parts()
         if self.end is not None and not self._pending:
             self._read_out.set()
         if len(taken) < 2:
@@ -136,10 +140,7 @@ class Mailbox:
         self._raise_error()
 
     def _take_parts(self) -> list[GenerateDelta]:
-        pending, count = self._pending, len(self._pending)
-        if count < 2:
-            self._pending, self.num_waiting = [], 0
-            return pending
+        pending = self._pending
         sizes = accumulate(map(size_of, pending))
         count = max(1, sum(size <= MAX_MERGED for size in sizes))
         taken, self._pending = pending[:count], pending[count:]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from typing import Any
 
 import msgspec
@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 def frame(chunks: Iterable[bytes]) -> bytes:
-    """``chunks`` (JSON without line breaks) as data events."""
-    return b"".join([b"data: %b\n\n" % chunk for chunk in chunks])
+    """``chunks`` (JSON without line breaks; one at least) as data events."""
+    return b"data: %b\n\n" % b"\n\ndata: ".join(chunks)
 
 
 def error_event(error: TriptychError) -> bytes:
@@ -89,17 +89,17 @@ class _Sender:
         self._send = send
         self._clock = asyncio.get_running_loop().time
         self._last_sent = self._clock()
-        self._comment: asyncio.Task[None] | None = None
+        self._comment: asyncio.Future[None] | None = None
         self._timer = self._set_timer(KEEP_ALIVE_S)
 
-    async def send(self, part: bytes) -> None:
+    def send(self, part: bytes) -> Awaitable[None]:
         self._last_sent = self._clock()
-        await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        return self._send({"type": "http.response.body", "body": part, "more_body": True})
 
-    async def end(self, part: bytes) -> None:
+    def end(self, part: bytes) -> Awaitable[None]:
         """Send the last part."""
         self.close()
-        await self._send({"type": "http.response.body", "body": part, "more_body": False})
+        return self._send({"type": "http.response.body", "body": part, "more_body": False})
 
     def close(self) -> None:
         """Send no more comments."""
@@ -113,7 +113,7 @@ class _Sender:
     def _keep_alive(self) -> None:
         silence_s = self._clock() - self._last_sent
         if silence_s >= KEEP_ALIVE_S:
-            self._comment = asyncio.create_task(self.send(KEEP_ALIVE))
+            self._comment = asyncio.ensure_future(self.send(KEEP_ALIVE))
             silence_s = 0.0
         self._timer = self._set_timer(KEEP_ALIVE_S - silence_s)
 
