@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from triptych.errors import SetupError
+from triptych.grpc_threads import poll_in_one_thread
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings
@@ -129,6 +130,7 @@ def _run(name: str, args: list[str]) -> int:
     if name not in COMMANDS:
         return _fail("", f"there is no command {name!r}; there are {', '.join(COMMANDS)}", status=2)
     command = COMMANDS[name]
+    poll_in_one_thread()
     try:
         from triptych.settings import parse_settings  # pydantic: not for the list of commands
 

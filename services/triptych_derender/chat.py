@@ -120,15 +120,14 @@ class ChatFormat:
     def chunks(
         self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
     ) -> list[bytes]:
-        starts = [
+        chunks = [
             self._role_chunk(update.index, facts, usage) for update in updates if update.is_first
         ]
-        deltas = [
-            self._encode([self._delta_choice(update)], usage=stream_usage(usage))
-            for update in updates
-            if self._is_shown(update.piece)
-        ]
-        return starts + deltas
+        for update in updates:
+            if self._is_shown(update.piece):
+                choice = self._delta_choice(update)
+                chunks.append(self._encode([choice], usage=stream_usage(usage)))
+        return chunks
 
     def stateless_chunk(
         self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None

@@ -1,7 +1,6 @@
 """Refusals of answers that cannot be derendered, with the limit and the value."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from triptych.errors import InvalidRequestError
 from triptych.logprobs import Logprobs
@@ -93,19 +92,18 @@ def check_candidate_counts(logprobs: Logprobs | None, limit: int | None, *, path
 
 
 def _check_logprobs(token_ids: list[int], logprobs: Logprobs, path: str) -> None:
-    if len(logprobs) != len(token_ids):
+    if len(logprobs.counts) != len(token_ids):
         raise InvalidRequestError(
             f"{path}.logprobs has {len(logprobs)} positions, {path}.token_ids {len(token_ids)} ids",
             param=f"{path}.logprobs",
         )
-    starts = accumulate(logprobs.counts, initial=0)
-    for position, (token_id, count, start) in enumerate(
-        zip(token_ids, logprobs.counts, starts, strict=False)
-    ):
-        if not count or logprobs.token_ids[start] != token_id:
+    start = 0
+    for position, count in enumerate(logprobs.counts):
+        if not count or logprobs.token_ids[start] != token_ids[position]:
             scored = logprobs.token_ids[start] if count else "nothing"
             raise InvalidRequestError(
                 f"{path}.logprobs at position {position} scores {scored}, "
-                f"{path}.token_ids[{position}] is {token_id}",
+                f"{path}.token_ids[{position}] is {token_ids[position]}",
                 param=f"{path}.logprobs",
             )
+        start += count

@@ -6,7 +6,6 @@ any cutting into deltas gives the same text and entries. Rules: docs/logprobs.md
 
 from copy import copy
 from dataclasses import dataclass
-from itertools import accumulate
 
 import msgspec
 
@@ -108,8 +107,11 @@ class _Run:
         self._stop_reason: int | str | None = None
 
     def state(self) -> ChoiceState:
+        lanes = self._state.lanes.copy()
+        for name, lane in self._lanes.items():
+            lanes[name] = lane.state
         return ChoiceState(
-            lanes=self._state.lanes | {name: lane.state for name, lane in self._lanes.items()},
+            lanes=lanes,
             num_tokens=self._num_tokens,
             is_done=self.finish_reason is not None,
             is_cut=self._is_cut,
@@ -121,8 +123,9 @@ class _Run:
         columns = _candidate_columns(delta.logprobs, self._rules, len(delta.token_ids))
         for position, token_id in enumerate(delta.token_ids):
             self._num_tokens += 1
-            entry = Entry(token_id, columns[position])
-            self._push_token(entry, is_dropped=position == stop_position)
+            self._push_token(
+                Entry(token_id, columns[position]), is_dropped=position == stop_position
+            )
             if self.finish_reason is not None:
                 return
 
@@ -275,10 +278,9 @@ def _candidate_columns(
     if logprobs is None or rules.num_candidates == 0:
         return [Candidates()] * num_positions
     most = rules.num_candidates
-    ends = accumulate(logprobs.counts)
-    columns = []
-    for count, end in zip(logprobs.counts, ends, strict=True):
-        start = end - count
-        cut = end if most is None else min(end, start + most)
+    columns, start = [], 0
+    for count in logprobs.counts:
+        cut = start + (count if most is None or most > count else most)
         columns.append(Candidates(logprobs.token_ids[start:cut], logprobs.logprobs[start:cut]))
+        start += count
     return columns

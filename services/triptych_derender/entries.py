@@ -1,7 +1,7 @@
 """Logprob entries as JSON: chat's list of objects, completions' arrays, and prompt logprobs."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 
 from triptych.float32 import float32_texts
 from triptych.logprobs import Candidate, Logprobs
@@ -135,9 +135,10 @@ def _first_ids(logprobs: Logprobs) -> list[int]:
 
 
 def _value_texts(entries: Sequence[Entry]) -> Iterator[bytes]:
-    return iter(
-        float32_texts(list(chain.from_iterable(entry.candidates.logprobs for entry in entries)))
-    )
+    values: list[float] = []
+    for entry in entries:
+        values += entry.candidates.logprobs
+    return iter(float32_texts(values))
 
 
 def _candidate_dict(

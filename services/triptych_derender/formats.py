@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -15,6 +15,9 @@ from triptych_derender.lanes import Entry
 from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate
 from triptych_derender.token_table import TokenTable
+
+if TYPE_CHECKING:
+    from triptych.response_template import Channel
 
 
 class StreamUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,15 +83,20 @@ class ReplyContext:
         """The ``logprobs`` field; null unless asked and scored."""
         if not self.spec.logprobs:
             return None
-        channels = {"content": piece.entries, **(piece.channels.entries if piece.channels else {})}
-        entries = list(chain.from_iterable(channels.values()))
+        channels: dict[Channel, Sequence[Entry]] = {"content": piece.entries}
+        entries = piece.entries
+        if piece.channels is not None:
+            channels |= piece.channels.entries
+            entries = list(chain.from_iterable(channels.values()))
         is_scored = bool(entries) and piece.is_scored
         if not is_scored and not any(entry.candidates.ids for entry in entries):
             return None
         if self.spec.endpoint == "completions":
             skip_special = self.spec.skip_special_tokens
             return msgspec.Raw(self.writer.completion(entries, skip_special=skip_special))
-        lists = (b'"%b":%b' % (name.encode(), self._chat(each)) for name, each in channels.items())
+        lists = []
+        for name, each in channels.items():
+            lists.append(b'"%b":%b' % (name.encode(), self._chat(each)))
         return msgspec.Raw(b"{%b}" % b",".join(lists))
 
     def _chat(self, entries: Sequence[Entry]) -> bytes:

@@ -67,7 +67,8 @@ class Lane:
     """One channel during one delta: works on its own copy of the state."""
 
     def __init__(self, state: LaneState, stops: tuple[str, ...]) -> None:
-        self.state = msgspec.structs.replace(state, waiting=list(map(copy, state.waiting)))
+        waiting = [*map(copy, state.waiting)] if state.waiting else []
+        self.state = LaneState(state.held, state.tail, state.text_len, waiting)
         self._stops = stops
         self._texts: list[str] = []
 

@@ -61,7 +61,7 @@ def advance_prompt(
     logprobs (and those that the delta holds, if there are more). Deltas for a choice that is done
     change nothing.
     """
-    choices = dict(state.choices)
+    choices = state.choices.copy()
     pieces: dict[int, Piece] = {}
     if not choices:
         echo = _echo(delta.prompt_logprobs, rules)
@@ -70,7 +70,7 @@ def advance_prompt(
             choices[index] = ChoiceState(lanes={"content": lane}, split=rules.start)
             pieces[index] = echo
     for choice in delta.choices:
-        before = choices.get(choice.index, ChoiceState(split=rules.start))
+        before = choices.get(choice.index) or ChoiceState(split=rules.start)
         if before.is_done:
             continue
         choices[choice.index], piece = advance(before, choice, rules.text)

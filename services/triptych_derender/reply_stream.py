@@ -50,7 +50,9 @@ class ReplyStream:
         usage = self._usage() if shows_usage else None
         chunks = self._body.chunks(numbered, facts, usage)
         done_prompts = []
-        has_end = any(update.piece.finish_reason for update in updates)
+        has_end = False
+        for update in updates:
+            has_end = has_end or update.piece.finish_reason is not None
         if has_end and after.is_done(self._spec.n):
             done_prompts = [prompt_index]
             self._num_open -= 1
@@ -83,4 +85,5 @@ class ReplyStream:
                     param=f"choices[{number}].index",
                 )
         check_choices(delta.choices)
-        check_prompt(self._prompts[prompt_index], delta.prompt_logprobs)
+        if delta.prompt_logprobs is not None:
+            check_prompt(self._prompts[prompt_index], delta.prompt_logprobs)

@@ -3,7 +3,8 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,7 +40,10 @@ class Room:
 
 
 class Ticket:
-    """One request that was let in: who asks, when it came, and the room that it holds."""
+    """One request that was let in: who asks, when it came, and the room that it holds.
+
+    A context manager around the request, where it needs room.
+    """
 
     def __init__(self, scope: Scope, key: ApiKey | None, gate: "Gate") -> None:
         self._scope = scope
@@ -50,6 +54,15 @@ class Ticket:
         self._prompt_count = gate.metrics.tokens_of(name, "prompt")
         self._output_count = gate.metrics.tokens_of(name, "output")
         self.came_at = time.perf_counter()
+
+    def __enter__(self) -> None:
+        self._gate.requests += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the room to others."""
+        self._gate.requests -= 1
+        self._gate.prompt_tokens -= self._num_held
+        self._num_held = 0
 
     def hold_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         """Take room for the request's prompts, which are known once it is rendered.
@@ -78,11 +91,6 @@ class Ticket:
             for of, bucket in (("requests", self._key.requests), ("tokens", self._key.tokens)):
                 self._scope["triptych.headers"].update(_limit_headers(of, bucket))
 
-    def give_back(self) -> None:
-        """Leave the room to others."""
-        self._gate.prompt_tokens -= self._num_held
-        self._num_held = 0
-
     def _pay(self, num_tokens: int) -> None:
         if self._key is not None and self._key.tokens is not None:
             self._key.tokens.take(num_tokens)
@@ -103,22 +111,16 @@ class Gate:
         self.requests = 0
         self.prompt_tokens = 0
 
-    @contextlib.contextmanager
-    def __call__(self, scope: Scope) -> Iterator[None]:
+    def __call__(self, scope: Scope) -> AbstractContextManager[None]:
+        """Raises what refuses the request."""
         key = self._keys.find(bearer(authorization(scope))) if self._keys else None
         if key is not None:
             scope["triptych.notes"]["key"] = key.name
         ticket = scope["triptych.ticket"] = Ticket(scope, key, self)
         if scope["method"] in READS:
-            yield
-            return
+            return contextlib.nullcontext()
         self._admit(ticket, key)
-        self.requests += 1
-        try:
-            yield
-        finally:
-            self.requests -= 1
-            ticket.give_back()
+        return ticket
 
     def hold(self, num_tokens: int) -> None:
         """Take room for prompts; for those of one request there is room in any case.

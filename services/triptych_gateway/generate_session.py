@@ -56,7 +56,8 @@ class GenerateSession:
         timer = asyncio.get_running_loop().call_later(timeout_s, mailbox.fail, late)
         try:
             while (delta := await mailbox.get()) is not None:
-                self._release(submit.key)
+                if submit.key in self._held:
+                    self._release(submit.key)
                 yield delta
         finally:
             timer.cancel()
@@ -80,9 +81,8 @@ class GenerateSession:
             self._send(generate_pb2.GenerateCommand(abort=key))
 
     def _release(self, key: int) -> None:
-        if key in self._held:
-            self._held.discard(key)
-            self._send(generate_pb2.GenerateCommand(release=key))
+        self._held.discard(key)
+        self._send(generate_pb2.GenerateCommand(release=key))
 
     def _send(self, command: generate_pb2.GenerateCommand) -> None:
         self._commands.append(command)
@@ -110,10 +110,10 @@ class GenerateSession:
                 mailbox.fail(error_from_proto(each))
 
     def _put(self, key: int, mailbox: Mailbox, delta: GenerateDelta) -> None:
-        if mailbox.has_ended:  # late: it is aborted as soon as its reader has heard
+        if mailbox.end is not None:  # late: it is aborted as soon as its reader has heard
             return
         mailbox.put(delta)
-        if mailbox.has_ended:
+        if mailbox.end is not None:
             del self._mailboxes[key]
         elif mailbox.num_waiting > HOLD_ABOVE and key not in self._held:
             self._held.add(key)

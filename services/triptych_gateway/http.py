@@ -83,6 +83,8 @@ def create_gateway_app(
     async def completions(request: Request) -> Response:
         return await answer(request, "completions")
 
+    app.serve_directly("/v1/chat/completions", "/v1/completions")
+
     @app.post("/tokenize", summary="Text or messages to token ids")
     async def tokenize(request: Request) -> Response:
         return json_response(await panels.render.tokenize(await read_body(request, max_body_bytes)))
@@ -107,5 +109,5 @@ async def _begin(
     flow = await flows.start(panels, endpoint, body, request_id)
     ticket.hold_prompts(flow.prompts)
     if flow.is_stream:
-        return sse.EventStream(await sse.primed(flows.stream(flow)))
+        return await sse.primed(flows.stream(flow))
     return json_response(await flows.whole(flow))

@@ -1,9 +1,13 @@
 """The gateway's figures for ``/metrics``: hops, first tokens, and what each API key uses."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from prometheus_client import Counter, Histogram
-from prometheus_client.registry import Collector
+
+from triptych.metrics import Labelled
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 TokenKind = Literal["prompt", "output"]
 Hop = Literal["render", "generate", "derender"]
@@ -19,7 +23,7 @@ class GatewayMetrics:
     """Counts and times of one gateway. Labels are hops, kinds, and the names of known keys."""
 
     def __init__(self) -> None:
-        self._hop_seconds = Histogram(
+        hop_seconds = Histogram(
             f"{_PREFIX}_hop_seconds",
             "seconds until a hop's answer, of generate and of streams its first message",
             ["hop"],
@@ -38,29 +42,29 @@ class GatewayMetrics:
             buckets=_BETWEEN_BUCKETS,
             registry=None,
         )
-        self._key_requests = Counter(
+        key_requests = Counter(
             f"{_PREFIX}_key_requests", "requests let in, by API key", ["key"], registry=None
         )
-        self._key_tokens = Counter(
+        key_tokens = Counter(
             f"{_PREFIX}_key_tokens",
             "tokens of prompts and outputs, by API key",
             ["key", "kind"],
             registry=None,
         )
-
-    @property
-    def collectors(self) -> tuple[Collector, ...]:
-        """What a registry takes."""
-        return (
-            self._hop_seconds,
+        self._hop_seconds = Labelled(hop_seconds)
+        self._key_requests = Labelled(key_requests)
+        self._key_tokens = Labelled(key_tokens)
+        #: What a registry takes.
+        self.collectors: tuple[Collector, ...] = (
+            hop_seconds,
             self._first_token_seconds,
             self._between_tokens_seconds,
-            self._key_requests,
-            self._key_tokens,
+            key_requests,
+            key_tokens,
         )
 
     def hop_answered(self, hop: Hop, *, seconds: float) -> None:
-        self._hop_seconds.labels(hop).observe(seconds)
+        self._hop_seconds[(hop,)].observe(seconds)
 
     def first_token_came(self, *, seconds: float) -> None:
         self._first_token_seconds.observe(seconds)
@@ -69,8 +73,8 @@ class GatewayMetrics:
         self._between_tokens_seconds.observe(seconds_between)
 
     def request_admitted(self, key: str) -> None:
-        self._key_requests.labels(key).inc()
+        self._key_requests[(key,)].inc()
 
     def tokens_of(self, key: str, kind: TokenKind) -> Counter:
         """The count of one key's tokens of one kind."""
-        return self._key_tokens.labels(key, kind)
+        return self._key_tokens[key, kind]

@@ -8,7 +8,6 @@ import msgspec
 from triptych.convert import (
     answer_to_proto,
     info_from_proto,
-    rendered_from_proto,
 )
 from triptych.convert_structured import vocabulary_from_proto, vocabulary_to_proto
 from triptych.hops import NO_HOPS, Hops
@@ -26,6 +25,7 @@ from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, 
 from triptych_gateway.derender_session import DerenderSession
 from triptych_gateway.generate_session import GenerateSession
 from triptych_gateway.links import ReplyFeed
+from triptych_gateway.render_session import RenderSession
 
 #: Seconds for render, derender of a whole answer, and questions about a worker.
 CALL_TIMEOUT_S = 60.0
@@ -39,16 +39,10 @@ class GrpcRender:
         self._name = f"render at {target}"
         self._channel = open_channel(target, hops)
         self._stub = render_pb2_grpc.RenderServiceStub(self._channel)
+        self._session = RenderSession(self._name, self._stub.Session)
 
     async def render(self, endpoint: Endpoint, body: bytes, request_id: str) -> Rendered:
-        call = self._stub.RenderChat if endpoint == "chat" else self._stub.RenderCompletion
-        async with RpcErrors(self._name):
-            answer = await call(
-                render_pb2.RenderRequest(body=body, request_id=request_id),
-                timeout=CALL_TIMEOUT_S,
-                metadata=call_metadata(request_id),
-            )
-            return rendered_from_proto(answer)
+        return await self._session.render(endpoint, body, request_id, timeout_s=CALL_TIMEOUT_S)
 
     async def tokenize(self, body: bytes) -> bytes:
         async with RpcErrors(self._name):
@@ -66,6 +60,7 @@ class GrpcRender:
             return (await self._stub.GetTokenizerInfo(request, timeout=INFO_TIMEOUT_S)).body
 
     async def close(self) -> None:
+        await self._session.close()
         await self._channel.close(None)
 
 

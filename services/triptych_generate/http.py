@@ -71,7 +71,7 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         note(request, prompt_tokens=len(asked.token_ids))
         deltas = service.generate(asked)
         if asked.stream:
-            return sse.EventStream(await sse.primed(_events(asked, deltas, request)))
+            return await sse.primed(_events(asked, deltas, request))
         answer = await unless_gone(request, collect(asked, deltas, info.model))
         note(request, output_tokens=answer.usage().completion_tokens)
         return json_response(encode_generate_response(answer))

@@ -1,6 +1,7 @@
 """render's gRPC service."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -9,8 +10,10 @@ from triptych.convert import rendered_to_proto
 from triptych.drain import Drain
 from triptych.offload import offload_body
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
+from triptych.sessions import serve_session
 from triptych.v1 import render_pb2, render_pb2_grpc
 from triptych_render.renderer import Renderer
+from triptych_render.session import RenderSession
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 _T = TypeVar("_T")
@@ -42,6 +45,15 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
             return rendered_to_proto(self._renderer.render_completion(body, request_id=request_id))
 
         return await self._at_edge(context, request.body, render)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[render_pb2.RenderCommands], context: _Context
+    ) -> AsyncIterator[render_pb2.RenderStep]:
+        session = RenderSession(self._renderer, self._drain)
+        steps = serve_session(session, request_iterator, context, self._drain)
+        async with contextlib.aclosing(steps):
+            async for step in steps:
+                yield step
 
     async def Tokenize(
         self, request: render_pb2.TextRequest, context: _Context

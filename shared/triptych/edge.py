@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,6 +21,7 @@ from triptych.metrics import Metrics
 from triptych.request_ids import HEADER, accept_request_id
 
 if TYPE_CHECKING:
+    from fastapi.routing import APIRoute
     from opentelemetry.trace import Span
 
 #: Around a request of which only the head was read. Raises what refuses it.
@@ -43,14 +44,17 @@ def open_gate(scope: Scope) -> AbstractContextManager[None]:
 
 
 class RequestEdge:
-    """ASGI middleware: id, gate, metrics, drain, the request's log line, the last error net.
+    """ASGI application around a service's app: id, gate, metrics, drain, log line, last error net.
 
-    ``app.state.gate`` is asked before anything but the head of a request is read.
+    ``app.state.gate`` is asked before anything but the head of a request is read. POSTs to the
+    paths of ``direct`` go straight to their endpoints, which take the request alone: routing and
+    dependencies of FastAPI would cost more than the rest of a short request.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: FastAPI,
+        inner: ASGIApp,
         *,
         service: str,
         metrics: Metrics,
@@ -58,7 +62,10 @@ class RequestEdge:
         control_paths: frozenset[str],
         open_prefixes: tuple[str, ...],
     ) -> None:
+        """``inner``: what answers the paths that are not in ``direct``."""
+        self.direct: dict[str, APIRoute] = {}
         self._app = app
+        self._inner = inner
         self._metrics = metrics
         self._drain = drain
         self._control_paths = control_paths
@@ -68,55 +75,81 @@ class RequestEdge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._inner(scope, receive, send)
             return
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        request_id = scope["triptych.request_id"] = accept_request_id(headers.get(HEADER))
-        scope["triptych.notes"] = {}
+        scope["app"] = self._app
+        request_id = scope["triptych.request_id"] = accept_request_id(_header(scope, HEADER))
+        notes: dict[str, Any] = {}
+        scope["triptych.notes"] = notes
         scope["triptych.headers"] = {HEADER: request_id}
+        is_quiet = scope["path"] in _QUIET_PATHS
         status = 499
 
-        async def send_with_headers(message: Message) -> None:
+        def send_with_headers(message: Message) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    *(
-                        (name.encode(), value.encode())
-                        for name, value in scope["triptych.headers"].items()
-                    ),
-                    *([(b"connection", b"close")] if self._drain.is_draining else ()),
-                ]
-            await send(message)
+                message["headers"] = [*message.get("headers", ()), *self._headers(scope)]
+            return send(message)
 
         start = time.perf_counter()
-        span = None if scope["path"] in _QUIET_PATHS else tracing.start(scope["method"], headers)
+        span = None if is_quiet else tracing.start(scope["method"], _Headers(scope))
+        self._metrics.num_in_flight += not is_quiet
         try:
-            with tracing.current(span), self._passage(scope):
-                await self._app(scope, receive, send_with_headers)
+            with tracing.current(span), self._work(scope), self._gate(scope):
+                await self._answer(scope, receive, send_with_headers)
         except ClientDisconnect:
             status = 499
         except (UnavailableError, asyncio.CancelledError):  # the server stops: no room, or no time
-            scope["triptych.notes"]["error"] = UnavailableError.code
+            notes["error"] = UnavailableError.code
             await error_response(stopping_error())(scope, receive, send_with_headers)
         except TriptychError as error:  # the gate's
-            scope["triptych.notes"]["error"] = error.code or error.type
+            notes["error"] = error.code or error.type
             await error_response(error)(scope, receive, send_with_headers)
         except Exception:  # noqa: BLE001  # the request edge
             self._log.exception("request %s failed", request_id)
-            scope["triptych.notes"]["error"] = InternalError.code
+            notes["error"] = InternalError.code
             if status == 499:
                 response = error_response(InternalError("internal error; see the server's log"))
                 await response(scope, receive, send_with_headers)
             status = 500
         finally:
+            self._metrics.num_in_flight -= not is_quiet
             self._finish(scope, status, time.perf_counter() - start)
             self._end_span(span, scope, status)
 
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.direct.get(scope["path"]) if scope["method"] == "POST" else None
+        if route is None:
+            await self._inner(scope, receive, send)
+            return
+        scope["route"] = route
+        try:
+            response = await route.endpoint(Request(scope, receive))
+        except TriptychError as error:
+            response = refusal(scope, error)
+        await response(scope, receive, send)
+
+    def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """What every answer has beside its own."""
+        headers = scope["triptych.headers"].items()
+        pairs = [(name.encode(), value.encode()) for name, value in headers]
+        return [*pairs, (b"connection", b"close")] if self._drain.is_draining else pairs
+
+    def _work(self, scope: Scope) -> AbstractContextManager[None]:
+        """Known to the drain, unless it only reads."""
+        is_work = scope["method"] not in READS and scope["path"] not in self._control_paths
+        return self._drain.work() if is_work else contextlib.nullcontext()
+
+    def _gate(self, scope: Scope) -> AbstractContextManager[None]:
+        path = scope["path"]
+        is_open = path in OPEN_PATHS or path.startswith(self._open_prefixes)
+        gate: Gate = open_gate if is_open else self._app.state.gate
+        return gate(scope)
+
     def _end_span(self, span: "Span | None", scope: Scope, status: int) -> None:
+        if span is None:
+            return
         endpoint = _endpoint(scope)
         attributes = {
             "triptych.service": self._service,
@@ -127,20 +160,6 @@ class RequestEdge:
         }
         name = f"{scope['method']} {endpoint}"
         tracing.end(span, attributes, name=name, is_error=status >= _SERVER_ERRORS)
-
-    @contextlib.contextmanager
-    def _passage(self, scope: Scope) -> Iterator[None]:
-        """Around the request itself: counted, known to the drain, let in by the gate."""
-        path = scope["path"]
-        is_work = scope["method"] not in READS and path not in self._control_paths
-        is_open = path in OPEN_PATHS or path.startswith(self._open_prefixes)
-        gate = open_gate if is_open else scope["app"].state.gate
-        with (
-            self._metrics.in_flight(is_counted=path not in _QUIET_PATHS),
-            self._drain.work() if is_work else contextlib.nullcontext(),
-            gate(scope),
-        ):
-            yield
 
     def _finish(self, scope: Scope, status: int, seconds: float) -> None:
         endpoint = _endpoint(scope)
@@ -155,9 +174,36 @@ class RequestEdge:
             "%s %s %d %s%s",
             *facts.values(),
             ms(seconds),
-            "".join(f" {name}={value}" for name, value in notes.items()),
+            "".join([f" {name}={value}" for name, value in notes.items()]),
             extra={"facts": {**facts, "ms": round(seconds * 1000, 1), **notes}},
         )
+
+
+class _Headers(Mapping[str, str]):
+    """A request's headers by name, read where somebody asks: with traces off nobody does."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def __getitem__(self, name: str) -> str:
+        if value := _header(self._scope, name):
+            return value
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.decode("latin-1") for name, _ in self._scope["headers"])
+
+    def __len__(self) -> int:
+        return len(self._scope["headers"])
+
+
+def _header(scope: Scope, name: str) -> str:
+    """The last value of a header, empty if there is none."""
+    wanted, found = name.encode(), b""
+    for key, value in scope["headers"]:
+        if key == wanted:
+            found = value
+    return found.decode("latin-1")
 
 
 def _endpoint(scope: Scope) -> str:
@@ -175,6 +221,12 @@ def request_id(request: Request) -> str:
 def note(request: Request, /, **notes: Any) -> None:
     """Add ``notes`` to the request's one log line. Never text or ids of a prompt or an output."""
     request.scope["triptych.notes"].update(notes)
+
+
+def refusal(scope: Scope, error: TriptychError) -> Response:
+    """The answer to a request that ends in ``error``, which its log line names."""
+    scope["triptych.notes"]["error"] = error.code or error.type
+    return error_response(error)
 
 
 def error_response(error: TriptychError) -> Response:

@@ -1,6 +1,5 @@
 """HTTP plumbing that every service shares: the app with its common endpoints, errors and bodies."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
@@ -8,14 +7,24 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
+from triptych.connected import WhileConnected
 from triptych.drain import Drain
-from triptych.edge import Gate, RequestEdge, error_response, note, open_gate, request_id
+from triptych.edge import (
+    Gate,
+    RequestEdge,
+    error_response,
+    note,
+    open_gate,
+    refusal,
+    request_id,
+)
 from triptych.errors import (
     BodyTooLargeError,
-    ClientGoneError,
     InvalidRequestError,
     MethodNotAllowedError,
     ModelNotFoundError,
@@ -41,6 +50,23 @@ _T = TypeVar("_T")
 ModelFacts = tuple[str, int | None]
 
 
+class App(FastAPI):
+    """A service's app. What a server calls is the edge around it."""
+
+    edge: RequestEdge
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.edge(scope, receive, send)
+
+    async def behind_edge(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, send)
+
+    def serve_directly(self, *paths: str) -> None:
+        """POSTs to ``paths`` pass FastAPI by; their endpoints must take the request alone."""
+        routes = {each.path: each for each in self.routes if isinstance(each, APIRoute)}
+        self.edge.direct.update({path: routes[path] for path in paths})
+
+
 def create_app(
     service: str,
     *,
@@ -53,7 +79,7 @@ def create_app(
     collectors: tuple[Collector, ...] = (),
     control_paths: frozenset[str] = frozenset(),
     open_prefixes: tuple[str, ...] = (),
-) -> FastAPI:
+) -> "App":
     """An app with health, readiness, metrics, version, models, request ids and error mapping.
 
     Args:
@@ -68,13 +94,14 @@ def create_app(
         control_paths: what is answered while the service drains, beside all that only reads.
         open_prefixes: paths that begin so are open to everyone, beside the common ones.
     """
-    app = FastAPI(title=f"triptych {service}", description=description, version=_version())
+    app = App(title=f"triptych {service}", description=description, version=_version())
     metrics = Metrics(service, gauges, collectors)
     app.state.metrics = metrics
     app.state.drain = drain = Drain()
     app.state.gate = gate
-    app.add_middleware(
-        RequestEdge,
+    app.edge = RequestEdge(
+        app,
+        app.behind_edge,
         service=service,
         metrics=metrics,
         drain=drain,
@@ -82,6 +109,7 @@ def create_app(
         open_prefixes=open_prefixes,
     )
     app.add_exception_handler(TriptychError, _on_triptych_error)
+    app.add_exception_handler(Exception, _leave_to_edge)
     app.add_exception_handler(HTTPException, _on_http_exception)
     started = int(time.time())
 
@@ -185,29 +213,21 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     Raises:
         ClientGoneError: the client left first.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGoneError("the client closed the connection")
-        return task.result()
+        async with WhileConnected(request.receive):
+            return await work
     finally:
-        for pending in (task, gone):
-            pending.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _wait_for_disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        work.close()
 
 
 async def _on_triptych_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, TriptychError):
         raise error
-    note(request, error=error.code or error.type)
-    return error_response(error)
+    return refusal(request.scope, error)
+
+
+async def _leave_to_edge(request: Request, error: Exception) -> Response:
+    raise error
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

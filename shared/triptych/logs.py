@@ -37,6 +37,7 @@ def configure(level: str, form: LogFormat = "text") -> None:
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter(FORMAT, datefmt="%H:%M:%S")
     handler.setFormatter(JsonFormatter() if form == "json" else text)
+    logging._srcfile = None  # no line says where it was written (logging HOWTO, Optimization)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -37,7 +37,7 @@ class Mailbox:
         self._pending: list[GenerateDelta] = []
         self._error: TriptychError | None = None
         self._on_news = on_news
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
         self._over = asyncio.Event()
         self._read_out = asyncio.Event()
         self.opened = time.perf_counter()
@@ -59,7 +59,7 @@ class Mailbox:
 
         ``num_waiting`` counts the tokens that wait; ``has_begun`` tells that one has come.
         """
-        if self.has_ended:
+        if self.end is not None:
             return
         for choice in delta.choices:
             self.num_waiting += len(choice.token_ids)
@@ -103,18 +103,22 @@ class Mailbox:
         Raises:
             TriptychError: the request ended with it.
         """
-        while (delta := self.take()) is None:
-            if self.has_ended:
+        while not self._pending:
+            if self.end is not None:
                 self._raise_error()
                 return None
-            self._news.clear()
-            await self._news.wait()
-        return delta
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self.take()
 
     def take(self) -> GenerateDelta | None:
         """What waits as one delta, or its first part where that is long; None when nothing does."""
-        taken = self._take_parts()
-        if self.has_ended and not self._pending:
+        taken = self._pending
+        if len(taken) < 2:
+            self._pending, self.num_waiting = [], 0
+        else:
+            taken = self._take_parts()
+        if self.end is not None and not self._pending:
             self._read_out.set()
         if len(taken) < 2:
             return taken[0] if taken else None
@@ -136,10 +140,9 @@ class Mailbox:
         self._raise_error()
 
     def _take_parts(self) -> list[GenerateDelta]:
-        pending, count = self._pending, len(self._pending)
-        if count > 1:
-            sizes = accumulate(map(size_of, pending))
-            count = max(1, sum(size <= MAX_MERGED for size in sizes))
+        pending = self._pending
+        sizes = accumulate(map(size_of, pending))
+        count = max(1, sum(size <= MAX_MERGED for size in sizes))
         taken, self._pending = pending[:count], pending[count:]
         self.num_waiting -= sum(len(each.token_ids) for delta in taken for each in delta.choices)
         return taken
@@ -149,7 +152,8 @@ class Mailbox:
             raise self._error
 
     def _tell(self) -> None:
-        self._news.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
         if self._on_news is not None:
             self._on_news()
 

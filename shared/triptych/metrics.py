@@ -1,8 +1,8 @@
 """Prometheus metrics of one service, in a registry of its own: services may share a process."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,6 +14,8 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+_MetricT = TypeVar("_MetricT", Counter, Histogram)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -52,6 +54,19 @@ class ReadCounts(Collector):
             yield CounterMetricFamily(name, count.help, value=count.read())
 
 
+class Labelled(dict[tuple[str, ...], _MetricT]):
+    """The children of a metric by their labels: finding one anew takes longer than counting."""
+
+    def __init__(self, metric: _MetricT) -> None:
+        super().__init__()
+        self._metric: Any = metric
+
+    def __missing__(self, labels: tuple[str, ...]) -> _MetricT:
+        child: _MetricT = self._metric.labels(*labels)
+        self[labels] = child
+        return child
+
+
 class CallMetrics(Collector):
     """gRPC calls of one service: how long, by method, and how many are being served."""
 
@@ -63,13 +78,14 @@ class CallMetrics(Collector):
             buckets=_BUCKETS,
             registry=None,
         )
+        self._children = Labelled(self._seconds)
         self._in_flight = Gauge(
             f"triptych_{service}_calls_in_flight", "gRPC calls being served", registry=None
         )
         self._in_flight.set_function(num_in_flight)
 
     def call_ended(self, method: str, *, seconds: float) -> None:
-        self._seconds.labels(method).observe(seconds)
+        self._children[(method,)].observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
         yield from self._seconds.collect()
@@ -80,6 +96,7 @@ class Metrics:
     """Requests of one service by endpoint and status, in flight, seconds, errors, and its gauges.
 
     Labels are paths that the service declares, statuses, and codes of the error tree.
+    ``num_in_flight``: requests being served.
     """
 
     def __init__(
@@ -91,25 +108,35 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         prefix = f"triptych_{service}"
-        self._requests = Counter(
-            f"{prefix}_requests",
-            "finished requests",
-            ["endpoint", "status"],
-            registry=self.registry,
+        self._requests = Labelled(
+            Counter(
+                f"{prefix}_requests",
+                "finished requests",
+                ["endpoint", "status"],
+                registry=self.registry,
+            )
         )
-        self._in_flight = Gauge(
+        self.num_in_flight = 0
+        in_flight = Gauge(
             f"{prefix}_requests_in_flight", "requests being served", registry=self.registry
         )
-        self._seconds = Histogram(
-            f"{prefix}_request_seconds",
-            "seconds from the first byte in to the last byte out",
-            ["endpoint"],
-            buckets=_BUCKETS,
-            registry=self.registry,
+        in_flight.set_function(lambda: self.num_in_flight)
+        self._seconds = Labelled(
+            Histogram(
+                f"{prefix}_request_seconds",
+                "seconds from the first byte in to the last byte out",
+                ["endpoint"],
+                buckets=_BUCKETS,
+                registry=self.registry,
+            )
         )
-
-        self._errors = Counter(
-            f"{prefix}_errors", "requests that ended in an error", ["code"], registry=self.registry
+        self._errors = Labelled(
+            Counter(
+                f"{prefix}_errors",
+                "requests that ended in an error",
+                ["code"],
+                registry=self.registry,
+            )
         )
         for source in gauges:
             gauge = Gauge(f"{prefix}_{source.name}", source.help, registry=self.registry)
@@ -117,20 +144,12 @@ class Metrics:
         for collector in collectors:
             self.registry.register(collector)
 
-    @contextmanager
-    def in_flight(self, *, is_counted: bool) -> Iterator[None]:
-        self._in_flight.inc(is_counted)
-        try:
-            yield
-        finally:
-            self._in_flight.dec(is_counted)
-
     def observe(self, endpoint: str, status: str, seconds: float, error: str | None = None) -> None:
         """Count a finished request; ``error`` is the code of what it ended in."""
-        self._requests.labels(endpoint, status).inc()
-        self._seconds.labels(endpoint).observe(seconds)
+        self._requests[endpoint, status].inc()
+        self._seconds[(endpoint,)].observe(seconds)
         if error is not None:
-            self._errors.labels(error).inc()
+            self._errors[(error,)].inc()
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -236,6 +236,7 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         ssl_keyfile=None if tls is None else tls.key,
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         lifespan="off",
         timeout_graceful_shutdown=_CLOSE_S,
         server_header=False,

@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from typing import Any
 
 import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from triptych.connected import WhileConnected
 from triptych.drain import stopping_error
-from triptych.errors import InternalError, TriptychError
+from triptych.errors import ClientGoneError, InternalError, TriptychError
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 def frame(chunks: Iterable[bytes]) -> bytes:
-    """``chunks`` (JSON without line breaks) as data events."""
-    return b"".join(b"data: " + chunk + b"\n\n" for chunk in chunks)
+    """``chunks`` (JSON without line breaks; one at least) as data events."""
+    return b"data: %b\n\n" % b"\n\ndata: ".join(chunks)
 
 
 def error_event(error: TriptychError) -> bytes:
@@ -30,33 +30,13 @@ def error_event(error: TriptychError) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
 
 
-class Primed:
-    """Frames of which the first is there, so that a refusal keeps its status."""
-
-    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None]) -> None:
-        self._first: bytes | None = first
-        self._frames = frames
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await anext(self._frames)
-
-    async def aclose(self) -> None:
-        await self._frames.aclose()
-
-
-async def primed(frames: AsyncGenerator[bytes, None]) -> Primed:
-    """``frames``, of which the first has been waited for.
+async def primed(frames: AsyncGenerator[bytes, None]) -> "EventStream":
+    """``frames`` as an answer, once the first has come, so that a refusal keeps its status.
 
     Raises:
         TriptychError: whatever the stream raises before its first frame.
     """
-    return Primed(await anext(frames, b""), frames)
+    return EventStream(await anext(frames, b""), frames)
 
 
 class EventStream(Response):
@@ -64,55 +44,78 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: Primed) -> None:
+    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None]) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
+        self._first = first
         self._frames = frames
-        self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send, scope["triptych.notes"]))
-        others = [
-            asyncio.ensure_future(_disconnected(receive)),
-            asyncio.ensure_future(self._keep_alive(send)),
-        ]
-        is_cut_off = False
+        notes = scope["triptych.notes"]
+        sender = _Sender(send)
         try:
-            await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                scope["triptych.notes"]["client"] = "gone"
+            async with WhileConnected(receive):
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
+                await self._send_all(sender, notes)
+        except ClientGoneError:
+            notes["client"] = "gone"
         except asyncio.CancelledError:  # the server stops, and this answer took too long to end
-            is_cut_off = True
-            scope["triptych.notes"]["error"] = stopping_error().code
-        for task in (sending, *others):
-            task.cancel()
-        await asyncio.gather(sending, *others, return_exceptions=True)
-        await self._frames.aclose()
-        if is_cut_off:
-            body = error_event(stopping_error())
-            await send({"type": "http.response.body", "body": body, "more_body": False})
+            notes["error"] = stopping_error().code
+            await sender.end(error_event(stopping_error()))
+        finally:
+            sender.close()
+            await self._frames.aclose()
 
-    async def _send_all(self, send: Send, notes: dict[str, Any]) -> None:
-        await send(
-            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        )
+    async def _send_all(self, sender: "_Sender", notes: dict[str, Any]) -> None:
         try:
+            await sender.send(self._first)
             async for part in self._frames:
-                self._last_sent = time.monotonic()
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+                await sender.send(part)
         except Exception as error:  # noqa: BLE001  # a request edge: it cannot be a status any more
-            body = error_event(_told(error, notes))
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await sender.send(error_event(_told(error, notes)))
+        await sender.end(b"")
 
-    async def _keep_alive(self, send: Send) -> None:
-        self._last_sent = time.monotonic()
-        while True:
-            silence_s = time.monotonic() - self._last_sent
-            if silence_s >= KEEP_ALIVE_S:
-                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
-                silence_s = 0.0
-            await asyncio.sleep(KEEP_ALIVE_S - silence_s)
+
+class _Sender:
+    """The body of one stream. A comment is sent whenever nothing was for ``KEEP_ALIVE_S``."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._clock = asyncio.get_running_loop().time
+        self._last_sent = self._clock()
+        self._comment: asyncio.Future[None] | None = None
+        self._timer = self._set_timer(KEEP_ALIVE_S)
+
+    def send(self, part: bytes) -> Awaitable[None]:
+        self._last_sent = self._clock()
+        return self._send({"type": "http.response.body", "body": part, "more_body": True})
+
+    def end(self, part: bytes) -> Awaitable[None]:
+        """Send the last part."""
+        self.close()
+        return self._send({"type": "http.response.body", "body": part, "more_body": False})
+
+    def close(self) -> None:
+        """Send no more comments."""
+        self._timer.cancel()
+        if self._comment is not None:
+            self._comment.cancel()
+
+    def _set_timer(self, delay_s: float) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, self._keep_alive)
+
+    def _keep_alive(self) -> None:
+        silence_s = self._clock() - self._last_sent
+        if silence_s >= KEEP_ALIVE_S:
+            self._comment = asyncio.ensure_future(self.send(KEEP_ALIVE))
+            silence_s = 0.0
+        self._timer = self._set_timer(KEEP_ALIVE_S - silence_s)
 
 
 def _told(error: Exception, notes: dict[str, Any]) -> TriptychError:
@@ -122,8 +125,3 @@ def _told(error: Exception, notes: dict[str, Any]) -> TriptychError:
         error = InternalError("internal error; see the server's log")
     notes["error"] = error.code or error.type
     return error
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

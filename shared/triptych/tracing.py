@@ -5,8 +5,9 @@ request ids, never text, ids of tokens, or the messages of errors.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from triptych.errors import SetupError
 
@@ -74,16 +75,13 @@ def start(name: str, carrier: Mapping[str, str]) -> "Span | None":
     return _Tracing.tracer.start_span(name, context=parent, kind=SpanKind.SERVER)
 
 
-@contextlib.contextmanager
-def current(span: "Span | None") -> Iterator[None]:
+def current(span: "Span | None") -> AbstractContextManager[Any]:
     """Around what ``span`` covers: hops that begin inside are its children."""
     if span is None:
-        yield
-        return
+        return contextlib.nullcontext()
     from opentelemetry.trace import use_span
 
-    with use_span(span, record_exception=False, set_status_on_exception=False):
-        yield
+    return use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def end(span: "Span | None", attributes: Attributes, *, name: str, is_error: bool) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.client import Connection
 from support.stack import stop, wait_for
+from triptych.grpc_threads import poll_in_one_thread
 
 CHAT = "/v1/chat/completions"
 _STREAM_TOKENS = 512
@@ -135,7 +136,11 @@ class Started:
 
 
 def started(stack: contextlib.ExitStack, *module: str) -> Started:
-    """``python -m module`` once it serves; ``stack`` ends it."""
+    """``python -m module`` once it serves; ``stack`` ends it.
+
+    Modules that are no command of ``triptych`` get gRPC's threads as commands have them.
+    """
+    poll_in_one_thread()
     log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(

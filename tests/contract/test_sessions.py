@@ -5,7 +5,7 @@ from google.protobuf.descriptor import Descriptor
 
 from triptych.convert_packed import pack_deltas, unpack_deltas
 from triptych.logprobs import pack_logprobs
-from triptych.v1 import derender_pb2, generate_pb2
+from triptych.v1 import derender_pb2, generate_pb2, render_pb2
 from triptych.wire import ChoiceDelta, GenerateDelta
 
 NUMBERS = {
@@ -20,6 +20,10 @@ NUMBERS = {
     generate_pb2.GenerateCommands.DESCRIPTOR: "commands",
     generate_pb2.GenerateStep.DESCRIPTOR: "deltas errors",
     generate_pb2.RequestError.DESCRIPTOR: "key grpc_code body retry_after_s",
+    render_pb2.SubmitRender.DESCRIPTOR: "key request is_completion timeout_s trace",
+    render_pb2.RenderCommands.DESCRIPTOR: "submits aborts",
+    render_pb2.RenderAnswer.DESCRIPTOR: "key response",
+    render_pb2.RenderStep.DESCRIPTOR: "answers errors",
     derender_pb2.OpenReply.DESCRIPTOR: "key start timeout_s trace",
     derender_pb2.DerenderCommands.DESCRIPTOR: "opens deltas prompt_indexes closes",
     derender_pb2.DerenderStep.DESCRIPTOR: (

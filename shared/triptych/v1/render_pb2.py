@@ -25,23 +25,35 @@ _sym_db = _symbol_database.Default()
 from triptych.v1 import generate_pb2 as triptych_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/render.proto\x12\x0btriptych.v1\x1a\x1atriptych/v1/generate.proto\"1\n\rRenderRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"d\n\x0eRenderResponse\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.triptych.v1.GenerateRequest\x12\x12\n\nreply_spec\x18\x02 \x01(\x0c\x12\x0e\n\x06stream\x18\x03 \x01(\x08\"\x1b\n\x0bTextRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\"\x1c\n\x0cTextResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\"\x16\n\x14TokenizerInfoRequest2\xf9\x02\n\rRenderService\x12\x45\n\nRenderChat\x12\x1a.triptych.v1.RenderRequest\x1a\x1b.triptych.v1.RenderResponse\x12K\n\x10RenderCompletion\x12\x1a.triptych.v1.RenderRequest\x1a\x1b.triptych.v1.RenderResponse\x12?\n\x08Tokenize\x12\x18.triptych.v1.TextRequest\x1a\x19.triptych.v1.TextResponse\x12\x41\n\nDetokenize\x12\x18.triptych.v1.TextRequest\x1a\x19.triptych.v1.TextResponse\x12P\n\x10GetTokenizerInfo\x12!.triptych.v1.TokenizerInfoRequest\x1a\x19.triptych.v1.TextResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/v1/render.proto\x12\x0btriptych.v1\x1a\x1atriptych/v1/generate.proto\"1\n\rRenderRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"d\n\x0eRenderResponse\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.triptych.v1.GenerateRequest\x12\x12\n\nreply_spec\x18\x02 \x01(\x0c\x12\x0e\n\x06stream\x18\x03 \x01(\x08\"\xd5\x01\n\x0cSubmitRender\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12+\n\x07request\x18\x02 \x01(\x0b\x32\x1a.triptych.v1.RenderRequest\x12\x15\n\ris_completion\x18\x03 \x01(\x08\x12\x11\n\ttimeout_s\x18\x04 \x01(\x01\x12\x33\n\x05trace\x18\x05 \x03(\x0b\x32$.triptych.v1.SubmitRender.TraceEntry\x1a,\n\nTraceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"L\n\x0eRenderCommands\x12*\n\x07submits\x18\x01 \x03(\x0b\x32\x19.triptych.v1.SubmitRender\x12\x0e\n\x06\x61\x62orts\x18\x02 \x03(\x04\"J\n\x0cRenderAnswer\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12-\n\x08response\x18\x02 \x01(\x0b\x32\x1b.triptych.v1.RenderResponse\"c\n\nRenderStep\x12*\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x19.triptych.v1.RenderAnswer\x12)\n\x06\x65rrors\x18\x02 \x03(\x0b\x32\x19.triptych.v1.RequestError\"\x1b\n\x0bTextRequest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\"\x1c\n\x0cTextResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\"\x16\n\x14TokenizerInfoRequest2\xbe\x03\n\rRenderService\x12\x45\n\nRenderChat\x12\x1a.triptych.v1.RenderRequest\x1a\x1b.triptych.v1.RenderResponse\x12K\n\x10RenderCompletion\x12\x1a.triptych.v1.RenderRequest\x1a\x1b.triptych.v1.RenderResponse\x12\x43\n\x07Session\x12\x1b.triptych.v1.RenderCommands\x1a\x17.triptych.v1.RenderStep(\x01\x30\x01\x12?\n\x08Tokenize\x12\x18.triptych.v1.TextRequest\x1a\x19.triptych.v1.TextResponse\x12\x41\n\nDetokenize\x12\x18.triptych.v1.TextRequest\x1a\x19.triptych.v1.TextResponse\x12P\n\x10GetTokenizerInfo\x12!.triptych.v1.TokenizerInfoRequest\x1a\x19.triptych.v1.TextResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'triptych.v1.render_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SUBMITRENDER_TRACEENTRY']._loaded_options = None
+  _globals['_SUBMITRENDER_TRACEENTRY']._serialized_options = b'8\001'
   _globals['_RENDERREQUEST']._serialized_start=69
   _globals['_RENDERREQUEST']._serialized_end=118
   _globals['_RENDERRESPONSE']._serialized_start=120
   _globals['_RENDERRESPONSE']._serialized_end=220
-  _globals['_TEXTREQUEST']._serialized_start=222
-  _globals['_TEXTREQUEST']._serialized_end=249
-  _globals['_TEXTRESPONSE']._serialized_start=251
-  _globals['_TEXTRESPONSE']._serialized_end=279
-  _globals['_TOKENIZERINFOREQUEST']._serialized_start=281
-  _globals['_TOKENIZERINFOREQUEST']._serialized_end=303
-  _globals['_RENDERSERVICE']._serialized_start=306
-  _globals['_RENDERSERVICE']._serialized_end=683
+  _globals['_SUBMITRENDER']._serialized_start=223
+  _globals['_SUBMITRENDER']._serialized_end=436
+  _globals['_SUBMITRENDER_TRACEENTRY']._serialized_start=392
+  _globals['_SUBMITRENDER_TRACEENTRY']._serialized_end=436
+  _globals['_RENDERCOMMANDS']._serialized_start=438
+  _globals['_RENDERCOMMANDS']._serialized_end=514
+  _globals['_RENDERANSWER']._serialized_start=516
+  _globals['_RENDERANSWER']._serialized_end=590
+  _globals['_RENDERSTEP']._serialized_start=592
+  _globals['_RENDERSTEP']._serialized_end=691
+  _globals['_TEXTREQUEST']._serialized_start=693
+  _globals['_TEXTREQUEST']._serialized_end=720
+  _globals['_TEXTRESPONSE']._serialized_start=722
+  _globals['_TEXTRESPONSE']._serialized_end=750
+  _globals['_TOKENIZERINFOREQUEST']._serialized_start=752
+  _globals['_TOKENIZERINFOREQUEST']._serialized_end=774
+  _globals['_RENDERSERVICE']._serialized_start=777
+  _globals['_RENDERSERVICE']._serialized_end=1223
 # @@protoc_insertion_point(module_scope)

@@ -74,6 +74,139 @@ class RenderResponse(_message.Message):
 Global___RenderResponse: _TypeAlias = RenderResponse  # noqa: Y015
 
 @_typing.final
+class SubmitRender(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KEY_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    IS_COMPLETION_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    """the caller's number for it, never used before in this session"""
+    is_completion: _builtins.bool
+    """a completions request; else a chat"""
+    timeout_s: _builtins.float
+    """seconds that it may take; 0 = no limit"""
+    @_builtins.property
+    def request(self) -> Global___RenderRequest: ...
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """W3C headers of the caller's span, by name; empty = no trace"""
+
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        request: Global___RenderRequest | None = ...,
+        is_completion: _builtins.bool = ...,
+        timeout_s: _builtins.float = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_completion", b"is_completion", "key", b"key", "request", b"request", "timeout_s", b"timeout_s", "trace", b"trace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitRender: _TypeAlias = SubmitRender  # noqa: Y015
+
+@_typing.final
+class RenderCommands(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUBMITS_FIELD_NUMBER: _builtins.int
+    ABORTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def submits(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubmitRender]: ...
+    @_builtins.property
+    def aborts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """keys of requests that nobody wants any more"""
+
+    def __init__(
+        self,
+        *,
+        submits: _abc.Iterable[Global___SubmitRender] | None = ...,
+        aborts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborts", b"aborts", "submits", b"submits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenderCommands: _TypeAlias = RenderCommands  # noqa: Y015
+
+@_typing.final
+class RenderAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    key: _builtins.int
+    @_builtins.property
+    def response(self) -> Global___RenderResponse: ...
+    def __init__(
+        self,
+        *,
+        key: _builtins.int = ...,
+        response: Global___RenderResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenderAnswer: _TypeAlias = RenderAnswer  # noqa: Y015
+
+@_typing.final
+class RenderStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RenderAnswer]: ...
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedCompositeFieldContainer[_generate_pb2.RequestError]:
+        """requests that ended with one"""
+
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___RenderAnswer] | None = ...,
+        errors: _abc.Iterable[_generate_pb2.RequestError] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "errors", b"errors"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenderStep: _TypeAlias = RenderStep  # noqa: Y015
+
+@_typing.final
 class TextRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -44,6 +44,11 @@ class RenderServiceStub:
                 request_serializer=triptych_dot_v1_dot_render__pb2.RenderRequest.SerializeToString,
                 response_deserializer=triptych_dot_v1_dot_render__pb2.RenderResponse.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/triptych.v1.RenderService/Session',
+                request_serializer=triptych_dot_v1_dot_render__pb2.RenderCommands.SerializeToString,
+                response_deserializer=triptych_dot_v1_dot_render__pb2.RenderStep.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/triptych.v1.RenderService/Tokenize',
                 request_serializer=triptych_dot_v1_dot_render__pb2.TextRequest.SerializeToString,
@@ -72,6 +77,13 @@ class RenderServiceServicer:
 
     def RenderCompletion(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """All requests of one caller, each answered by itself, in any order.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -106,6 +118,11 @@ def add_RenderServiceServicer_to_server(servicer, server):
                     servicer.RenderCompletion,
                     request_deserializer=triptych_dot_v1_dot_render__pb2.RenderRequest.FromString,
                     response_serializer=triptych_dot_v1_dot_render__pb2.RenderResponse.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=triptych_dot_v1_dot_render__pb2.RenderCommands.FromString,
+                    response_serializer=triptych_dot_v1_dot_render__pb2.RenderStep.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -177,6 +194,33 @@ class RenderService:
             '/triptych.v1.RenderService/RenderCompletion',
             triptych_dot_v1_dot_render__pb2.RenderRequest.SerializeToString,
             triptych_dot_v1_dot_render__pb2.RenderResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/triptych.v1.RenderService/Session',
+            triptych_dot_v1_dot_render__pb2.RenderCommands.SerializeToString,
+            triptych_dot_v1_dot_render__pb2.RenderStep.FromString,
             options,
             channel_credentials,
             insecure,

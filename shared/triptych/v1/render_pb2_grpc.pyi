@@ -33,6 +33,8 @@ class RenderServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RenderServiceAsyncStub: ...
     RenderChat: _grpc.UnaryUnaryMultiCallable[_render_pb2.RenderRequest, _render_pb2.RenderResponse]
     RenderCompletion: _grpc.UnaryUnaryMultiCallable[_render_pb2.RenderRequest, _render_pb2.RenderResponse]
+    Session: _grpc.StreamStreamMultiCallable[_render_pb2.RenderCommands, _render_pb2.RenderStep]
+    """All requests of one caller, each answered by itself, in any order."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_render_pb2.TextRequest, _render_pb2.TextResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_render_pb2.TextRequest, _render_pb2.TextResponse]
     GetTokenizerInfo: _grpc.UnaryUnaryMultiCallable[_render_pb2.TokenizerInfoRequest, _render_pb2.TextResponse]
@@ -42,6 +44,8 @@ class RenderServiceAsyncStub(RenderServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     RenderChat: _aio.UnaryUnaryMultiCallable[_render_pb2.RenderRequest, _render_pb2.RenderResponse]  # type: ignore[assignment]
     RenderCompletion: _aio.UnaryUnaryMultiCallable[_render_pb2.RenderRequest, _render_pb2.RenderResponse]  # type: ignore[assignment]
+    Session: _aio.StreamStreamMultiCallable[_render_pb2.RenderCommands, _render_pb2.RenderStep]  # type: ignore[assignment]
+    """All requests of one caller, each answered by itself, in any order."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_render_pb2.TextRequest, _render_pb2.TextResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_render_pb2.TextRequest, _render_pb2.TextResponse]  # type: ignore[assignment]
     GetTokenizerInfo: _aio.UnaryUnaryMultiCallable[_render_pb2.TokenizerInfoRequest, _render_pb2.TextResponse]  # type: ignore[assignment]
@@ -60,6 +64,14 @@ class RenderServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _render_pb2.RenderRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_render_pb2.RenderResponse, _abc.Awaitable[_render_pb2.RenderResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_render_pb2.RenderCommands],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_render_pb2.RenderStep], _abc.AsyncIterator[_render_pb2.RenderStep]]:
+        """All requests of one caller, each answered by itself, in any order."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -69,7 +69,7 @@ def make_app(left: Left | None = None) -> FastAPI:
                 await left.forever()
             yield sse.DONE
 
-        return sse.EventStream(await sse.primed(frames()))
+        return await sse.primed(frames())
 
     @app.get("/wait")
     async def wait(request: Request) -> Response:
