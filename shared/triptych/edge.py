@@ -14,8 +14,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych import tracing
+from triptych.api_docs import DOCS_PREFIX
 from triptych.drain import Drain, stopping_error
-from triptych.errors import InternalError, TriptychError, UnavailableError
+from triptych.errors import (
+    InternalError,
+    TriptychError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from triptych.logs import ms
 from triptych.metrics import Metrics
 from triptych.request_ids import HEADER, accept_request_id
@@ -28,8 +34,7 @@ Gate = Callable[[Scope], AbstractContextManager[None]]
 
 _QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 #: What passes no gate: probes and scrapers have no keys, and the rest says nothing of anyone.
-OPEN_PATHS = _QUIET_PATHS | {"/version", "/docs", "/docs/oauth2-redirect", "/redoc"}
-OPEN_PATHS |= {"/openapi.json"}
+OPEN_PATHS = _QUIET_PATHS | {"/version", "/openapi.json", DOCS_PREFIX}
 _SERVER_ERRORS = 500
 #: The endpoint of all paths that do not exist.
 _UNKNOWN = "unknown"
@@ -133,7 +138,7 @@ class RequestEdge:
         """Around the request itself: counted, known to the drain, let in by the gate."""
         path = scope["path"]
         is_work = scope["method"] not in READS and path not in self._control_paths
-        is_open = path in OPEN_PATHS or path.startswith(self._open_prefixes)
+        is_open = path in OPEN_PATHS or path.startswith((DOCS_PREFIX + "/", *self._open_prefixes))
         gate = open_gate if is_open else scope["app"].state.gate
         with (
             self._metrics.in_flight(is_counted=path not in _QUIET_PATHS),
@@ -179,6 +184,8 @@ def note(request: Request, /, **notes: Any) -> None:
 
 def error_response(error: TriptychError) -> Response:
     headers = {}
+    if isinstance(error, UnauthenticatedError):
+        headers["www-authenticate"] = "Bearer"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     return Response(
