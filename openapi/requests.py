@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 
-from pydantic import BaseModel
-
 from openapi import bounds
 from openapi.bounds import bounded, ids
 from openapi.schemas import (
@@ -21,6 +19,7 @@ from triptych.reply import ChatFields, CompletionFields
 from triptych.wire import MAX_TOKEN_ID, GenerateRequest, Vocabulary
 from triptych_derender.bodies import ChatBody, CompletionBody
 from triptych_generate.http import AbortBody
+from triptych_render.body import StrictBody
 from triptych_render.chat_request import ChatRequest
 from triptych_render.completion_request import (
     CompletionRequest,
@@ -32,6 +31,13 @@ from triptych_render.renderer import MAX_PROMPTS
 from triptych_render.template import RESERVED_VARIABLES
 from triptych_render.unsupported import CHAT_UNSUPPORTED, COMPLETION_UNSUPPORTED, Unsupported
 
+_MODELS: tuple[type[StrictBody], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    TokenizeChat,
+    TokenizePrompt,
+    DetokenizeRequest,
+)
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _NAME: Schema = {
     "type": "object",
@@ -53,10 +59,8 @@ _OFF: Schema = {"enum": [False, None]}
 
 def openai_requests() -> dict[str, Schema]:
     """The bodies of OpenAI's endpoints and of the tokenizer's, as render reads them."""
-    models: list[type[BaseModel]]
-    models = [ChatRequest, CompletionRequest, TokenizeChat, TokenizePrompt, DetokenizeRequest]
-    made = renamed(read_models(models), {"StreamOptionsFields": "StreamOptions"})
-    for model in models:
+    made = renamed(read_models(_MODELS), {"StreamOptionsFields": "StreamOptions"})
+    for model in _MODELS:
         made[model.__name__] = null_means_absent(made[model.__name__])
     made |= {
         "StructuredOutputs": _structured_outputs(serves_tags=False),
