@@ -17,6 +17,7 @@ from triptych.sampling import (
 from triptych.structured import MAX_CHARS, MAX_TAG_CHARS
 from triptych.wire import MAX_TOKEN_ID
 from triptych_derender.checks import MAX_CHOICES
+from triptych_generate.grammars import MAX_FINGERPRINT_CHARS
 from triptych_render.sampling import MAX_STOP_STRINGS, MAX_STRING_CHARS
 
 #: Above it there is no token in any vocabulary; a deployment's own is smaller.
@@ -109,7 +110,10 @@ STRUCTURED: Mapping[str, Schema] = {
     "whitespace_pattern": {"maxLength": 0},
 }
 DETOKENIZE: Mapping[str, Schema] = {"tokens": ids()}
-VOCABULARY: Mapping[str, Schema] = {"sha256": {"pattern": "^[0-9a-f]{64}$"}}
+VOCABULARY: Mapping[str, Schema] = {
+    "fingerprint": {"minLength": 1, "maxLength": MAX_FINGERPRINT_CHARS},
+    "sha256": {"pattern": "^[0-9a-f]{64}$"},
+}
 CHOICE: Mapping[str, Schema] = {"index": {"maximum": MAX_CHOICES - 1}}
 #: What derender reads of an OpenAI request.
 REPLY: Mapping[str, Schema] = {"n": {"minimum": 1, "maximum": MAX_CHOICES}}

@@ -118,15 +118,7 @@ class Operation:
         if self.answer is not None:
             made["content"] = {self.media_type: {"schema": self.answer}}
         if self.events is not None:
-            made["content"][EVENTS] = {
-                "schema": {
-                    "type": "string",
-                    "description": f"Server-sent events: `data:` and a `{self.events}` each, then "
-                    "`data: [DONE]`. An error after the start is one `event: error` whose data is "
-                    "an `Error`. A comment line fills 15 seconds of silence.",
-                },
-                "x-event": ref(self.events),
-            }
+            made["content"][EVENTS] = {"schema": _event(self.events)}
         return made
 
     def _refusals(self) -> Schema:
@@ -134,6 +126,26 @@ class Operation:
             str(status): {"$ref": f"#/components/responses/{REFUSALS[status].name}"}
             for status in self.refusals
         }
+
+
+def _event(name: str) -> Schema:
+    """One server-sent event of a stream, as OpenAPI 3.2 writes them."""
+    data: Schema = {
+        "type": "string",
+        "contentMediaType": JSON,
+        "contentSchema": {"anyOf": [ref(name), ref("Error")]},
+    }
+    return {
+        "type": "object",
+        "description": f"One event. Its data is a `{name}`; the last one's is `[DONE]`. An error "
+        "after the start is one `event: error` whose data is an `Error`, and the stream ends. A "
+        "comment line fills 15 seconds of silence.",
+        "properties": {
+            "data": {"anyOf": [data, {"const": "[DONE]"}]},
+            "event": {"const": "error"},
+        },
+        "required": ["data"],
+    }
 
 
 def refusal_responses() -> Schema:

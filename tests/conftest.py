@@ -12,8 +12,8 @@ from triptych.models import resolve
 # Kernels run through Triton's interpreter; on a GPU: TRITON_INTERPRET=0 pytest -m gpu tests/gpu
 # Triton reads it when it is imported, which torch does.
 os.environ.setdefault("TRITON_INTERPRET", "1")
-#: Run in environments of their own: `make test-clients`, `make test-browser`.
-collect_ignore = ["browser", "clients"]
+#: Run in environments of their own: `make test-api`, `make test-browser`, `make test-clients`.
+collect_ignore = ["api", "browser", "clients"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

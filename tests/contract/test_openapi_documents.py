@@ -57,9 +57,9 @@ def check_answer(service: str, operation: dict[str, Any], answer: httpx.Response
     if kind == "text/event-stream":
         *events, done = [line for line in answer.text.splitlines() if line.startswith("data: ")]
         assert done == "data: [DONE]"
+        schema, _ = response["content"][kind]["schema"]["properties"]["data"]["anyOf"]
         for event in events:
-            schema = response["content"][kind]["x-event"]
-            is_valid(service, schema, json.loads(event.removeprefix("data: ")))
+            is_valid(service, schema["contentSchema"], json.loads(event.removeprefix("data: ")))
 
 
 def is_valid(service: str, schema: dict[str, Any], body: Any) -> None:

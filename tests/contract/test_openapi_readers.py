@@ -1,6 +1,6 @@
 """The schemas of the OpenAPI documents against the readers themselves: both take the same bodies.
 
-A body that a schema allows is refused only for what no schema can say (``api_documents.RULES``).
+A body that a schema allows is refused only for what no schema can say (``refusals.RULES``).
 A number without a fraction that is written with one (``1.0``) is an integer to JSON schema alone.
 """
 
@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.api_documents import document, is_by_rule, validator
+from support.api_documents import document, validator
+from support.refusals import is_by_rule
 from triptych.errors import InvalidRequestError
 from triptych.http import decode_json
 from triptych.sampling import Limits, check_request
