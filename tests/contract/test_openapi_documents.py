@@ -109,7 +109,7 @@ def served(app: FastAPI) -> set[tuple[str, str]]:
         (route.path.replace(":path}", "}"), method.lower())
         for route in routes
         if route.include_in_schema
-        for method in route.methods
+        for method in route.methods or ()
     }
 
 
