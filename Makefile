@@ -11,6 +11,8 @@ INTEROP := .venv-interop
 INTEROP_LOCK := deploy/locks/interop.txt
 BROWSER := .venv-browser
 BROWSER_LOCK := deploy/locks/browser.txt
+API := .venv-api
+API_LOCK := deploy/locks/api.txt
 DEPLOY_TOOLS := .venv-deploy
 DEPLOY_LOCK := deploy/locks/deploy.txt
 DOCS := .venv-docs
@@ -19,8 +21,8 @@ IMAGES := build/images
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install model serve test test-failover test-clients test-interop test-browser check
-.PHONY: check-deploy docs docs-serve proto format lock bench clean
+.PHONY: help install model serve test test-failover test-clients test-interop test-browser test-api
+.PHONY: check check-deploy check-workflows docs docs-serve proto openapi format dist lock bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1	/' | expand -t 20
@@ -78,12 +80,21 @@ $(BROWSER)/.installed: tests/browser/requirements.txt $(BROWSER_LOCK)
 	$(BROWSER)/bin/pip install --disable-pip-version-check -q -c $(BROWSER_LOCK) -r tests/browser/requirements.txt
 	@touch $@
 
-check: install  ## lint, types, import rules, protobuf drift
+test-api: model $(API)/.installed  ## Schemathesis against each service
+	$(API)/bin/pytest -c tests/api/pytest.ini tests/api --server-python=$(BIN)/python $(ARGS)
+
+$(API)/.installed: tests/api/requirements.txt $(API_LOCK)
+	$(PYTHON) -m venv $(API)
+	$(API)/bin/pip install --disable-pip-version-check -q -c $(API_LOCK) -r tests/api/requirements.txt
+	@touch $@
+
+check: install  ## lint, types, import rules, drift of generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python -m openapi --check
 
 check-deploy: model $(DEPLOY_TOOLS)/.installed  ## validate deploy/, build its environments, run the fleet in them
 	$(DEPLOY_TOOLS)/bin/hadolint --ignore DL3008 --ignore DL3013 deploy/Dockerfile
@@ -119,16 +130,30 @@ format: install  ## format and fix what can be fixed
 proto: install  ## generate the protobuf code
 	$(BIN)/python proto/generate.py
 
+openapi: install  ## generate the OpenAPI documents
+	$(BIN)/python -m openapi
+
+check-workflows: $(API)/.installed  ## check .github/ against GitHub's schemas
+	$(API)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(API)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
+	$(API)/bin/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+
+dist: $(API)/.installed  ## build the wheel and the source distribution, and check them
+	rm -rf dist
+	$(API)/bin/python -m build
+	$(API)/bin/twine check --strict dist/*
+
 bench: model  ## measure (see docs/benchmarks.md)
 	cd tests && ../$(BIN)/python -m bench $(ARGS)
 
-lock: install $(CLIENTS)/.installed $(INTEROP)/.installed $(BROWSER)/.installed $(DEPLOY_TOOLS)/.installed $(DOCS)/.installed  ## write the versions in all environments to deploy/locks
+lock: install $(CLIENTS)/.installed $(INTEROP)/.installed $(BROWSER)/.installed $(API)/.installed $(DEPLOY_TOOLS)/.installed $(DOCS)/.installed  ## write the versions in all environments to deploy/locks
 	$(BIN)/python deploy/write_lock.py $(LOCK)
 	$(CLIENTS)/bin/python deploy/write_lock.py $(CLIENTS_LOCK)
 	$(INTEROP)/bin/python deploy/write_lock.py $(INTEROP_LOCK)
 	$(BROWSER)/bin/python deploy/write_lock.py $(BROWSER_LOCK)
+	$(API)/bin/python deploy/write_lock.py $(API_LOCK)
 	$(DEPLOY_TOOLS)/bin/python deploy/write_lock.py $(DEPLOY_LOCK)
 	$(DOCS)/bin/python deploy/write_lock.py $(DOCS_LOCK)
 
 clean:  ## remove what make made (not the model cache)
-	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) $(DEPLOY_TOOLS) $(DOCS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) $(API) $(DEPLOY_TOOLS) $(DOCS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,8 +16,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # No timed tests: an example takes as long as a busy machine needs.
 hypothesis.settings.register_profile("triptych", deadline=None)
 hypothesis.settings.load_profile("triptych")
-#: Run in environments of their own: `make test-clients`, `make test-browser`.
-collect_ignore = ["browser", "clients"]
+#: Run in environments of their own: `make test-api`, `make test-browser`, `make test-clients`.
+collect_ignore = ["api", "browser", "clients"]
 #: Of the stack's log, with a failure.
 _LOG_LINES = 60
 

@@ -44,14 +44,14 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     stream_state: str | None = None
 
 
-class _ChatBody(_Body, frozen=True, kw_only=True):
+class ChatBody(_Body, frozen=True, kw_only=True):
     generate_response: GenerateResponse | None = None
     prompt_tokens: Count | None = None
     prompt_token_ids: list[TokenId] | None = None
     chat_request: dict[str, Any] | None = None
 
 
-class _CompletionBody(_Body, frozen=True, kw_only=True):
+class CompletionBody(_Body, frozen=True, kw_only=True):
     generate_response: GenerateResponse | None = None
     generate_responses: list[GenerateResponse] | None = None
     prompt_tokens: Count | list[Count] | None = None
@@ -62,8 +62,8 @@ class _CompletionBody(_Body, frozen=True, kw_only=True):
 #: Larger numbers are not repeated in messages.
 _MAX_SHOWN = 10**20
 
-_chat_decoder = msgspec.json.Decoder(_ChatBody)
-_completion_decoder = msgspec.json.Decoder(_CompletionBody)
+_chat_decoder = msgspec.json.Decoder(ChatBody)
+_completion_decoder = msgspec.json.Decoder(CompletionBody)
 
 
 def parse_chat(body: bytes, *, model: str, max_logprobs: int) -> WholeBody | ChunkBody:
@@ -121,7 +121,7 @@ def parse_completion(body: bytes, *, model: str, max_logprobs: int) -> WholeBody
     return WholeBody(model=fields.model, spec=spec, answers=answers)
 
 
-def _responses(fields: _CompletionBody) -> list[GenerateResponse]:
+def _responses(fields: CompletionBody) -> list[GenerateResponse]:
     if fields.generate_responses is None:
         if fields.generate_response is None:
             raise _missing("generate_responses")

@@ -14,6 +14,7 @@ from triptych_derender.formats import (
     PromptReply,
     ReplyContext,
     StreamUsage,
+    full_usage,
     stream_usage,
 )
 from triptych_derender.pieces import Piece
@@ -21,7 +22,7 @@ from triptych_derender.prompts import ChoiceUpdate
 from triptych_derender.tool_calls import ToolCall, call_deltas, whole_calls
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     content: str | None
     refusal: None = None
@@ -33,9 +34,9 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_content: str | UnsetType | None = UNSET
 
 
-class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    message: _Message
+    message: Message
     logprobs: msgspec.Raw | None
     finish_reason: str | None
     stop_reason: int | str | None
@@ -44,12 +45,12 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     weight_versions: None = None
 
 
-class _Reply(msgspec.Struct, frozen=True, kw_only=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "chat.completion"
     created: int
     model: str
-    choices: list[_Choice]
+    choices: list[Choice]
     service_tier: None = None
     system_fingerprint: None = None
     usage: Usage
@@ -61,7 +62,7 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     metrics: None = None
 
 
-class _Delta(msgspec.Struct, frozen=True, kw_only=True):
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType | None = UNSET
     content: str | None
     reasoning: UnsetType | None = UNSET
@@ -69,9 +70,9 @@ class _Delta(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class _ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    delta: _Delta
+    delta: Delta
     logprobs: msgspec.Raw | None
     finish_reason: str | None
     stop_reason: int | str | UnsetType | None = UNSET
@@ -79,13 +80,13 @@ class _ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     weight_versions: UnsetType | None = UNSET
 
 
-class _Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "chat.completion.chunk"
     created: int
     model: str
-    choices: list[_ChunkChoice]
-    usage: StreamUsage | Usage | UnsetType | None = UNSET
+    choices: list[ChunkChoice]
+    usage: StreamUsage | UnsetType | None = UNSET
     system_fingerprint: UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_text: UnsetType | None = UNSET
@@ -108,7 +109,7 @@ class ChatFormat:
     def whole(self, prompts: list[PromptReply], *, num_choices: int, usage: Usage) -> bytes:
         (prompt,) = prompts
         choices = [self._choice(index, piece) for index, piece in sorted(prompt.pieces.items())]
-        reply = _Reply(
+        reply = Reply(
             **self._head,
             choices=choices,
             usage=usage,
@@ -135,7 +136,7 @@ class ChatFormat:
         is_first = any(update.is_first for update in updates)
         return self._encode(
             [self._stateless_choice(update) for update in updates],
-            usage=usage,
+            usage=full_usage(usage),
             system_fingerprint=None,
             prompt_token_ids=self._context.prompt_ids(facts) if is_first else None,
             prompt_text=None,
@@ -147,8 +148,8 @@ class ChatFormat:
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._encode([], usage=stream_usage(usage), system_fingerprint=None)
 
-    def _choice(self, index: int, piece: Piece) -> _Choice:
-        return _Choice(
+    def _choice(self, index: int, piece: Piece) -> Choice:
+        return Choice(
             index=index,
             message=self._message(index, piece),
             logprobs=self._context.logprobs(piece),
@@ -167,22 +168,22 @@ class ChatFormat:
         has_ids = spec.return_token_ids and others.token_ids
         return bool(has_text or has_entries or has_ids or piece.finish_reason)
 
-    def _message(self, index: int, piece: Piece) -> _Message:
+    def _message(self, index: int, piece: Piece) -> Message:
         if piece.channels is None:
-            return _Message(content=piece.text)
+            return Message(content=piece.text)
         calls = whole_calls(piece.channels.calls, self._context, index)
-        return _Message(
+        return Message(
             content=piece.text or None,
             tool_calls=calls or UNSET,
             reasoning_content=piece.channels.reasoning or None,
         )
 
-    def _delta(self, update: ChoiceUpdate, **fields: Any) -> _Delta:
+    def _delta(self, update: ChoiceUpdate, **fields: Any) -> Delta:
         piece = update.piece
         if piece.channels is None:
-            return _Delta(content=piece.text, **fields)
+            return Delta(content=piece.text, **fields)
         calls = call_deltas(piece.channels.calls, self._context, update.index)
-        return _Delta(
+        return Delta(
             content=piece.text or None,
             reasoning_content=piece.channels.reasoning or UNSET,
             tool_calls=calls or UNSET,
@@ -190,9 +191,9 @@ class ChatFormat:
         )
 
     def _role_chunk(self, index: int, facts: PromptFacts, usage: Usage | None) -> bytes:
-        choice = _ChunkChoice(
+        choice = ChunkChoice(
             index=index,
-            delta=_Delta(role="assistant", content=""),
+            delta=Delta(role="assistant", content=""),
             logprobs=None,
             finish_reason=None,
         )
@@ -204,9 +205,9 @@ class ChatFormat:
             prompt_logprobs=self._prompt_logprobs(facts),
         )
 
-    def _delta_choice(self, update: ChoiceUpdate) -> _ChunkChoice:
+    def _delta_choice(self, update: ChoiceUpdate) -> ChunkChoice:
         piece = update.piece
-        return _ChunkChoice(
+        return ChunkChoice(
             index=update.index,
             delta=self._delta(update),
             logprobs=self._context.logprobs(piece),
@@ -215,10 +216,10 @@ class ChatFormat:
             token_ids=self._context.output_ids(piece),
         )
 
-    def _stateless_choice(self, update: ChoiceUpdate) -> _ChunkChoice:
+    def _stateless_choice(self, update: ChoiceUpdate) -> ChunkChoice:
         piece = update.piece
         role = "assistant" if update.is_first else None
-        return _ChunkChoice(
+        return ChunkChoice(
             index=update.index,
             delta=self._delta(update, role=role, reasoning=None),
             logprobs=self._context.logprobs(piece),
@@ -231,5 +232,5 @@ class ChatFormat:
     def _prompt_logprobs(self, facts: PromptFacts) -> msgspec.Raw | UnsetType:
         return self._context.prompt_logprobs(facts) or UNSET
 
-    def _encode(self, choices: list[_ChunkChoice], **fields: Any) -> bytes:
-        return msgspec.json.encode(_Chunk(**self._head, choices=choices, **fields))
+    def _encode(self, choices: list[ChunkChoice], **fields: Any) -> bytes:
+        return msgspec.json.encode(Chunk(**self._head, choices=choices, **fields))

@@ -14,13 +14,14 @@ from triptych_derender.formats import (
     PromptReply,
     ReplyContext,
     StreamUsage,
+    full_usage,
     stream_usage,
 )
 from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate
 
 
-class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
     logprobs: msgspec.Raw | None
@@ -33,12 +34,12 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     weight_versions: None = None
 
 
-class _Reply(msgspec.Struct, frozen=True, kw_only=True):
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "text_completion"
     created: int
     model: str
-    choices: list[_Choice]
+    choices: list[Choice]
     service_tier: None = None
     system_fingerprint: None = None
     usage: Usage
@@ -47,7 +48,7 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     metrics: None = None
 
 
-class _ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
     logprobs: msgspec.Raw | None
@@ -58,13 +59,13 @@ class _ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: msgspec.Raw | UnsetType = UNSET
 
 
-class _Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: str = "text_completion"
     created: int
     model: str
-    choices: list[_ChunkChoice]
-    usage: StreamUsage | Usage | UnsetType | None = UNSET
+    choices: list[ChunkChoice]
+    usage: StreamUsage | UnsetType | None = UNSET
     system_fingerprint: UnsetType | None = UNSET
 
 
@@ -80,7 +81,7 @@ class CompletionFormat:
             for number, prompt in enumerate(prompts)
             for index, piece in sorted(prompt.pieces.items())
         ]
-        return msgspec.json.encode(_Reply(**self._head(), choices=choices, usage=usage))
+        return msgspec.json.encode(Reply(**self._head(), choices=choices, usage=usage))
 
     def chunks(
         self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
@@ -95,14 +96,14 @@ class CompletionFormat:
         self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
     ) -> bytes:
         choices = [self._full_chunk_choice(update, facts) for update in updates]
-        return self._encode(choices, usage=usage, system_fingerprint=None)
+        return self._encode(choices, usage=full_usage(usage), system_fingerprint=None)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._encode([], usage=stream_usage(usage), system_fingerprint=None)
 
-    def _choice(self, index: int, piece: Piece, facts: PromptFacts) -> _Choice:
+    def _choice(self, index: int, piece: Piece, facts: PromptFacts) -> Choice:
         context = self._context
-        return _Choice(
+        return Choice(
             index=index,
             text=piece.text,
             logprobs=context.logprobs(piece),
@@ -113,16 +114,16 @@ class CompletionFormat:
             prompt_token_ids=context.prompt_ids(facts),
         )
 
-    def _chunk_choice(self, update: ChoiceUpdate, facts: PromptFacts) -> _ChunkChoice | None:
+    def _chunk_choice(self, update: ChoiceUpdate, facts: PromptFacts) -> ChunkChoice | None:
         """The choice of a chunk, or None if there is nothing to send yet."""
         choice = self._full_chunk_choice(update, facts)
         has_prompt = choice.prompt_token_ids is not None or choice.prompt_logprobs is not UNSET
         return choice if has_prompt or not update.piece.is_empty else None
 
-    def _full_chunk_choice(self, update: ChoiceUpdate, facts: PromptFacts) -> _ChunkChoice:
+    def _full_chunk_choice(self, update: ChoiceUpdate, facts: PromptFacts) -> ChunkChoice:
         context, piece = self._context, update.piece
         num_echoed = self._num_echoed(facts) if update.is_first else 0
-        return _ChunkChoice(
+        return ChunkChoice(
             index=update.index,
             text=piece.text,
             logprobs=context.logprobs(piece),
@@ -136,8 +137,8 @@ class CompletionFormat:
     def _num_echoed(self, facts: PromptFacts) -> int:
         return len(facts.token_ids or ()) if self._context.spec.echo else 0
 
-    def _encode(self, choices: list[_ChunkChoice], **fields: Any) -> bytes:
-        return msgspec.json.encode(_Chunk(**self._head(), choices=choices, **fields))
+    def _encode(self, choices: list[ChunkChoice], **fields: Any) -> bytes:
+        return msgspec.json.encode(Chunk(**self._head(), choices=choices, **fields))
 
     def _head(self) -> dict[str, Any]:
         context = self._context

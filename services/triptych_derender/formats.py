@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 
 class StreamUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Usage as a stream's chunk shows it."""
+    """Usage as a chunk shows it: with details where there are some, or with all fields."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
-    prompt_tokens_details: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_tokens_details: dict[str, int] | msgspec.UnsetType | None = msgspec.UNSET
+    completion_tokens_details: dict[str, int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class PromptFacts(msgspec.Struct, frozen=True):
@@ -140,3 +141,8 @@ def stream_usage(usage: Usage | None) -> StreamUsage | msgspec.UnsetType:
         completion_tokens=usage.completion_tokens,
         prompt_tokens_details=usage.prompt_tokens_details or msgspec.UNSET,
     )
+
+
+def full_usage(usage: Usage | None) -> StreamUsage | None:
+    """Usage with all fields, for one chunk by itself."""
+    return None if usage is None else StreamUsage(**msgspec.structs.asdict(usage))

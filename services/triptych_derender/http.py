@@ -13,21 +13,20 @@ from triptych_derender.derenderer import Derenderer
 def create_derender_app(derenderer: Derenderer, *, max_body_bytes: int) -> FastAPI:
     app = create_app(
         "derender",
-        description="Token ids and integer logprobs in, OpenAI replies out.",
         model=(derenderer.model, derenderer.max_model_len),
     )
 
-    @app.post("/v1/chat/completions/derender", summary="A chat reply, whole or the next chunk")
+    @app.post("/v1/chat/completions/derender")
     async def derender_chat(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
         return json_response(await offload_body(body, lambda: derenderer.derender_chat(body)))
 
-    @app.post("/v1/completions/derender", summary="A completions reply, whole or the next chunk")
+    @app.post("/v1/completions/derender")
     async def derender_completion(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
         return json_response(await offload_body(body, lambda: derenderer.derender_completion(body)))
 
-    @app.get("/vocabulary", summary="The bytes of every token id, for generate")
+    @app.get("/vocabulary")
     async def vocabulary() -> Response:
         return json_response(
             await asyncio.to_thread(lambda: msgspec.json.encode(derenderer.vocabulary()))

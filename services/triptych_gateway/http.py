@@ -56,10 +56,10 @@ def create_gateway_app(
 
     app = create_app(
         "gateway",
-        description="OpenAI's chat and completions over render, generate and derender.",
         model=served_model,
         is_ready=is_ready or panels_answer,
         gate=gate,
+        needs_key=keys is not None,
         gauges=(
             GaugeSource("requests_held", "requests in work", lambda: gate.requests),
             GaugeSource("prompt_tokens_held", "their prompts' tokens", lambda: gate.prompt_tokens),
@@ -75,27 +75,27 @@ def create_gateway_app(
         own = metered(panels, ticket, metrics)
         return await unless_gone(request, _begin(own, ticket, endpoint, body, request_id(request)))
 
-    @app.post("/v1/chat/completions", summary="Chat")
+    @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         return await answer(request, "chat")
 
-    @app.post("/v1/completions", summary="Completions")
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await answer(request, "completions")
 
     app.serve_directly("/v1/chat/completions", "/v1/completions")
 
-    @app.post("/tokenize", summary="Text or messages to token ids")
+    @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         return json_response(await panels.render.tokenize(await read_body(request, max_body_bytes)))
 
-    @app.post("/detokenize", summary="Token ids to text")
+    @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         return json_response(
             await panels.render.detokenize(await read_body(request, max_body_bytes))
         )
 
-    @app.get("/tokenizer_info", summary="What the tokenizer is")
+    @app.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
         return json_response(await panels.render.tokenizer_info())
 

@@ -24,7 +24,7 @@ from triptych_generate.sequence import Sequence
 from triptych_generate.trials import Trials
 
 _PARAM = "sampling_params.structured_outputs"
-_MAX_FINGERPRINT_CHARS = 128
+MAX_FINGERPRINT_CHARS = 128
 _NO_TEXT = b"\xff"
 
 
@@ -146,7 +146,7 @@ class GrammarStore:
         kept = self._kept.get(fingerprint)
         if kept is None:
             raise VocabularyNeededError(
-                f"the vocabulary of tokenizer {fingerprint[:_MAX_FINGERPRINT_CHARS]} is not here: "
+                f"the vocabulary of tokenizer {fingerprint[:MAX_FINGERPRINT_CHARS]} is not here: "
                 f"put it once (from derender's /vocabulary), then send the request again",
                 param="tokenizer_fingerprint",
             )
@@ -230,10 +230,10 @@ def _require_library() -> None:
 
 
 def _check_vocabulary(vocabulary: Vocabulary, known: _Kept | None) -> None:
-    if not 0 < len(vocabulary.fingerprint) <= _MAX_FINGERPRINT_CHARS:
+    if not 0 < len(vocabulary.fingerprint) <= MAX_FINGERPRINT_CHARS:
         raise InvalidRequestError(
             f"fingerprint has {len(vocabulary.fingerprint):,} characters; it must have 1 to "
-            f"{_MAX_FINGERPRINT_CHARS}",
+            f"{MAX_FINGERPRINT_CHARS}",
             param="fingerprint",
         )
     if known is not None:

@@ -50,7 +50,6 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
 
     app = create_app(
         "generate",
-        description="Token ids in, token ids and integer logprobs out.",
         model=(info.model, info.max_model_len),
         is_alive=lambda: service.is_alive,
         is_ready=is_ready,
@@ -59,7 +58,7 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         control_paths=frozenset({_ABORT}),
     )
 
-    @app.post("/inference/v1/generate", summary="Generate; a stream with `stream: true`")
+    @app.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
         asked = decode_json(body, GenerateRequest)
@@ -76,12 +75,12 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         note(request, output_tokens=answer.usage().completion_tokens)
         return json_response(encode_generate_response(answer))
 
-    @app.post(_ABORT, summary="End running requests")
+    @app.post(_ABORT)
     async def abort(request: Request) -> dict[str, list[str]]:
         ids = decode_json(await read_body(request, max_body_bytes), AbortBody).request_ids
         return {"aborted": [each for each in ids if service.abort(each)]}
 
-    @app.put("/inference/v1/vocabularies", summary="What a tokenizer's ids mean, once a worker")
+    @app.put("/inference/v1/vocabularies")
     async def put_vocabulary(request: Request) -> dict[str, bool]:
         vocabulary = decode_json(await read_body(request, max_body_bytes), Vocabulary)
         return {"is_new": await service.put_vocabulary(vocabulary)}

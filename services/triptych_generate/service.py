@@ -18,6 +18,7 @@ from triptych.errors import (
 )
 from triptych.mailbox import Mailbox
 from triptych.sampling import Limits, check_request
+from triptych.version import VERSION
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, Vocabulary, WorkerLoad
 from triptych_generate.admission import end_at_cut, make_sequences
 from triptych_generate.engine import Engine, Update
@@ -152,6 +153,7 @@ class GenerateService:
             invariant=self._parts.invariant,
             load=self._load(),
             can_resume=True,
+            version=VERSION,
         )
 
     def _load(self) -> WorkerLoad:

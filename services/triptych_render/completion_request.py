@@ -6,7 +6,7 @@ from pydantic import Discriminator, Tag
 
 from triptych_render.body import StrictBody
 from triptych_render.chat_request import ChatPrompt
-from triptych_render.shared_fields import SharedFields
+from triptych_render.shared_fields import Int32, SharedFields
 
 
 def _prompt_kind(value: Any) -> str:
@@ -32,8 +32,8 @@ class CompletionRequest(SharedFields):
 
     prompt: Prompt
     echo: bool = False
-    logprobs: bool | int | None = None
-    best_of: int | None = None
+    logprobs: bool | Int32 | None = None
+    best_of: Int32 | None = None
     add_special_tokens: bool = True
 
 

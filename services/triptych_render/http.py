@@ -11,11 +11,10 @@ from triptych_render.renderer import Renderer, generate_request_body
 def create_render_app(renderer: Renderer, *, max_body_bytes: int) -> FastAPI:
     app = create_app(
         "render",
-        description="OpenAI requests in, token ids and integer sampling parameters out.",
         model=(renderer.model, renderer.max_model_len),
     )
 
-    @app.post("/v1/chat/completions/render", summary="A chat request as a generate request")
+    @app.post("/v1/chat/completions/render")
     async def render_chat(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
         rendered = await offload_body(
@@ -24,7 +23,7 @@ def create_render_app(renderer: Renderer, *, max_body_bytes: int) -> FastAPI:
         _note(request, rendered)
         return json_response(generate_request_body(rendered.requests[0]))
 
-    @app.post("/v1/completions/render", summary="A completions request, one entry per prompt")
+    @app.post("/v1/completions/render")
     async def render_completion(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
         rendered = await offload_body(
@@ -33,17 +32,17 @@ def create_render_app(renderer: Renderer, *, max_body_bytes: int) -> FastAPI:
         _note(request, rendered)
         return json_response(b"[" + b",".join(map(generate_request_body, rendered.requests)) + b"]")
 
-    @app.post("/tokenize", summary="Text or messages to token ids")
+    @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
         return json_response(await offload_body(body, lambda: renderer.tokenize(body)))
 
-    @app.post("/detokenize", summary="Token ids to text")
+    @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, max_body_bytes)
         return json_response(await offload_body(body, lambda: renderer.detokenize(body)))
 
-    @app.get("/tokenizer_info", summary="What the tokenizer is")
+    @app.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
         return json_response(renderer.tokenizer_info())
 

@@ -55,11 +55,10 @@ def chat_sampling(request: ChatRequest, limits: Limits, encoder: Encoder) -> Sam
             f"top_logprobs is {request.top_logprobs}, but logprobs is not true",
             param="top_logprobs",
         )
-    if request.max_completion_tokens is None:
-        name, max_tokens = "max_tokens", request.max_tokens
-    else:
-        name, max_tokens = "max_completion_tokens", request.max_completion_tokens
-    _check_max_tokens(name, max_tokens, 1, limits)
+    for name in ("max_tokens", "max_completion_tokens"):
+        _check_max_tokens(name, getattr(request, name), 1, limits)
+    name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens: int | None = getattr(request, name)
     return _sampling(
         request,
         limits,
@@ -176,7 +175,7 @@ def _check_max_tokens(name: str, max_tokens: int | None, least: int, limits: Lim
 
 def _check_stop_strings(request: SharedFields) -> None:
     """Bounds only: derender matches stop strings."""
-    stop = stop_strings(request.stop)
+    stop = request.stop if isinstance(request.stop, list) else stop_strings(request.stop)
     if len(stop) > MAX_STOP_STRINGS:
         raise InvalidRequestError(
             f"stop has {len(stop):,} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"

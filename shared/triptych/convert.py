@@ -239,6 +239,7 @@ def info_from_proto(message: generate_pb2.GetInfoResponse) -> ModelInfo:
         invariant=message.invariant if message.HasField("invariant") else None,
         load=_load_from_proto(message.load) if message.HasField("load") else None,
         can_resume=message.can_resume,
+        version=message.version,
     )
 
 

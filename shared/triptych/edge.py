@@ -14,8 +14,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triptych import tracing
+from triptych.api_docs import DOCS_PREFIX
 from triptych.drain import Drain, stopping_error
-from triptych.errors import InternalError, TriptychError, UnavailableError
+from triptych.errors import (
+    InternalError,
+    TriptychError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from triptych.logs import ms
 from triptych.metrics import Metrics
 from triptych.request_ids import HEADER, accept_request_id
@@ -29,8 +35,7 @@ Gate = Callable[[Scope], AbstractContextManager[None]]
 
 _QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})
 #: What passes no gate: probes and scrapers have no keys, and the rest says nothing of anyone.
-OPEN_PATHS = _QUIET_PATHS | {"/version", "/docs", "/docs/oauth2-redirect", "/redoc"}
-OPEN_PATHS |= {"/openapi.json"}
+OPEN_PATHS = _QUIET_PATHS | {"/version", "/openapi.json", DOCS_PREFIX}
 _SERVER_ERRORS = 500
 #: The endpoint of all paths that do not exist.
 _UNKNOWN = "unknown"
@@ -69,7 +74,7 @@ class RequestEdge:
         self._metrics = metrics
         self._drain = drain
         self._control_paths = control_paths
-        self._open_prefixes = open_prefixes
+        self._open_prefixes = (DOCS_PREFIX + "/", *open_prefixes)
         self._service = service
         self._log = logging.getLogger(f"triptych.{service}")
 
@@ -231,6 +236,8 @@ def refusal(scope: Scope, error: TriptychError) -> Response:
 
 def error_response(error: TriptychError) -> Response:
     headers = {}
+    if isinstance(error, UnauthenticatedError):
+        headers["www-authenticate"] = "Bearer"
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     return Response(

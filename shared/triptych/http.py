@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from triptych.api_docs import mount_api_docs
 from triptych.connected import WhileConnected
 from triptych.drain import Drain
 from triptych.edge import (
@@ -32,6 +32,7 @@ from triptych.errors import (
     TriptychError,
 )
 from triptych.metrics import CONTENT_TYPE, GaugeSource, Metrics
+from triptych.version import VERSION
 
 __all__ = [
     "create_app",
@@ -70,11 +71,11 @@ class App(FastAPI):
 def create_app(
     service: str,
     *,
-    description: str,
     model: ModelFacts | Callable[[], Awaitable[ModelFacts]],
     is_alive: Callable[[], bool] = lambda: True,
     is_ready: Callable[[], Awaitable[bool]] | None = None,
     gate: Gate = open_gate,
+    needs_key: bool = False,
     gauges: tuple[GaugeSource, ...] = (),
     collectors: tuple[Collector, ...] = (),
     control_paths: frozenset[str] = frozenset(),
@@ -83,22 +84,23 @@ def create_app(
     """An app with health, readiness, metrics, version, models, request ids and error mapping.
 
     Args:
-        service: its name, in titles, logs and metrics.
-        description: one sentence for the OpenAPI page.
+        service: its name, in titles, logs and metrics, and that of its OpenAPI document.
         model: name and context length of the served model, or where to ask for them.
         is_alive: False ends ``/health`` and ``/ready`` in 503.
         is_ready: whether requests can be served now.
         gate: asked about each request but those of ``edge.OPEN_PATHS`` and ``open_prefixes``.
+        needs_key: whether the gate asks for a bearer token, for the OpenAPI document.
         gauges: figures of the service for ``/metrics``, read when they are asked for.
         collectors: counters and histograms of the service, under no registry yet.
         control_paths: what is answered while the service drains, beside all that only reads.
         open_prefixes: paths that begin so are open to everyone, beside the common ones.
     """
-    app = App(title=f"triptych {service}", description=description, version=_version())
+    app = App(openapi_url=None, docs_url=None, redoc_url=None)
     metrics = Metrics(service, gauges, collectors)
     app.state.metrics = metrics
     app.state.drain = drain = Drain()
     app.state.gate = gate
+    app.state.needs_key = needs_key
     app.edge = RequestEdge(
         app,
         app.behind_edge,
@@ -113,30 +115,32 @@ def create_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     started = int(time.time())
 
-    @app.get("/health", summary="Is the process alive?")
+    mount_api_docs(app, service)
+
+    @app.get("/health")
     async def health() -> Response:
         return Response(status_code=200 if is_alive() else 503)
 
-    @app.get("/ready", summary="Can it serve?")
+    @app.get("/ready")
     async def ready() -> Response:
         can_serve = not drain.is_draining and is_alive()
         can_serve = can_serve and (is_ready is None or await is_ready())
         return Response(status_code=200 if can_serve else 503)
 
-    @app.get("/metrics", summary="Prometheus metrics")
+    @app.get("/metrics")
     async def metrics_page() -> Response:
         return Response(metrics.page(), media_type=CONTENT_TYPE)
 
-    @app.get("/version", summary="Version of triptych")
+    @app.get("/version")
     async def version_page() -> dict[str, str]:
-        return {"version": _version()}
+        return {"version": VERSION}
 
-    @app.get("/v1/models", summary="The served models")
+    @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         served = await model() if callable(model) else model
         return {"object": "list", "data": [_model_entry(served, started)]}
 
-    @app.get("/v1/models/{name:path}", summary="The served model")
+    @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         served = await model() if callable(model) else model
         if name != served[0]:
@@ -247,7 +251,3 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 def _too_large(size: int, limit: int) -> BodyTooLargeError:
     return BodyTooLargeError(f"the body has {size:,} bytes or more, limit is {limit:,}")
-
-
-def _version() -> str:
-    return version("triptych")

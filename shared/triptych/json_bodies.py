@@ -144,7 +144,7 @@ class GenerateChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_generate_response(answer: Generated) -> bytes:
     """The JSON body of a whole answer."""
-    body = _ResponseJson(
+    body = ResponseJson(
         request_id=answer.request_id,
         model=answer.model,
         created=answer.created,
@@ -165,7 +165,7 @@ def encode_generate_chunk(
     ``prompt_token_ids`` and prompt logprobs are written only where there are some (on the first
     event of a stream that asked for them).
     """
-    body = _ChunkJson(
+    body = ChunkJson(
         request_id=delta.request_id,
         usage=usage,
         prompt_token_ids=msgspec.UNSET if prompt_token_ids is None else prompt_token_ids,
@@ -175,7 +175,7 @@ def encode_generate_chunk(
     return msgspec.json.encode(body)
 
 
-class _ChoiceJson(msgspec.Struct, frozen=True, kw_only=True):
+class ChoiceJson(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     finish_reason: str | None
     stop_reason: int | str | None
@@ -186,7 +186,7 @@ class _ChoiceJson(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: msgspec.Raw | None = None
 
 
-class _ResponseJson(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseJson(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     model: str
     created: int
@@ -199,22 +199,22 @@ class _ResponseJson(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: None = None
     output_mode: str = "tokens"
-    choices: list[_ChoiceJson]
+    choices: list[ChoiceJson]
     logprobs_mode: str
 
 
-class _ChunkJson(msgspec.Struct, frozen=True, kw_only=True):
+class ChunkJson(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     usage: Usage | None
     prompt_token_ids: list[int] | msgspec.UnsetType
     output_mode: str = "tokens"
-    choices: list[_ChoiceJson]
+    choices: list[ChoiceJson]
     prompt_logprobs: msgspec.Raw | msgspec.UnsetType
 
 
-def _choice_json(choice: ChoiceDelta) -> _ChoiceJson:
+def _choice_json(choice: ChoiceDelta) -> ChoiceJson:
     logprobs = choice.logprobs
-    return _ChoiceJson(
+    return ChoiceJson(
         index=choice.index,
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,

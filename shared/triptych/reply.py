@@ -86,7 +86,7 @@ class _CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
 
 
-class _ChatFields(_CommonFields, frozen=True, kw_only=True):
+class ChatFields(_CommonFields, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     include_reasoning: bool = True
@@ -95,7 +95,7 @@ class _ChatFields(_CommonFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
 
 
-class _CompletionFields(_CommonFields, frozen=True, kw_only=True):
+class CompletionFields(_CommonFields, frozen=True, kw_only=True):
     prompt: Any = None
     logprobs: int | bool | None = None
     top_logprobs: int | None = None
@@ -117,7 +117,7 @@ def chat_reply_spec(
     Raises:
         InvalidRequestError: a field that the reply depends on has a wrong type.
     """
-    fields = _read(request, _ChatFields)
+    fields = _read(request, ChatFields)
     choice, tool_name = read_tool_choice(fields.tool_choice)
     may_call = bool(fields.tools) and choice != "none"
     return ReplySpec(
@@ -162,7 +162,7 @@ def completion_reply_spec(
     Raises:
         InvalidRequestError: a field that the reply depends on has a wrong type.
     """
-    fields = _read(request, _CompletionFields)
+    fields = _read(request, CompletionFields)
     num_logprobs = completion_logprobs(fields.logprobs, fields.top_logprobs)
     return ReplySpec(
         endpoint="completions",
@@ -210,7 +210,7 @@ def _common(fields: _CommonFields, model: str) -> dict[str, Any]:
     options = fields.stream_options or StreamOptions()
     return {
         "model": fields.model or model,
-        "n": fields.n or 1,
+        "n": 1 if fields.n is None else fields.n,
         "stream": bool(fields.stream),
         "include_usage": options.include_usage,
         "continuous_usage_stats": options.continuous_usage_stats,

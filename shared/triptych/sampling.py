@@ -1,5 +1,9 @@
 """Bounds of sampling parameters and prompts: one check for render and for generate's door."""
 
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import msgspec
 
 from triptych.errors import ContextLengthError, InvalidRequestError
@@ -16,6 +20,37 @@ MAX_LOGIT_BIAS = 100
 MAX_TEMPERATURE = 1_000_000
 #: A repetition penalty far from 1 leaves float32's range.
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.001, 1000
+
+
+class Range(NamedTuple):
+    """What a number may be: from ``least`` (without it, where ``is_open``) to ``most``."""
+
+    least: float
+    most: float
+    wanted: str
+    is_open: bool = False
+
+    def holds(self, value: float) -> bool:
+        return self.least <= value <= self.most and not (self.is_open and value == self.least)
+
+
+#: Bounds that no deployment changes; the OpenAPI documents show them.
+RANGES: Mapping[str, Range] = {
+    "temperature": Range(0, MAX_TEMPERATURE, f"0 or more, at most {MAX_TEMPERATURE:,}"),
+    "top_p": Range(0, 1, "in (0, 1]", is_open=True),
+    "top_k": Range(-1, math.inf, "0 or -1 (off), or at least 1"),
+    "min_p": Range(0, 1, "in [0, 1]"),
+    "presence_penalty": Range(-2, 2, "in [-2, 2]"),
+    "frequency_penalty": Range(-2, 2, "in [-2, 2]"),
+    "repetition_penalty": Range(
+        MIN_REPETITION_PENALTY,
+        MAX_REPETITION_PENALTY,
+        f"in [{MIN_REPETITION_PENALTY}, {MAX_REPETITION_PENALTY}]",
+    ),
+    "seed": Range(-MAX_SEED - 1, MAX_SEED, "a 64-bit integer"),
+    "max_tokens": Range(0, math.inf, "0 or more"),
+    "min_tokens": Range(0, math.inf, "0 or more"),
+}
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,30 +148,12 @@ def _check_text_free(params: SamplingParams) -> None:
 
 def _check_ranges(params: SamplingParams, limits: Limits) -> None:
     p = params
-    checks = (
-        ("n", 1 <= p.n <= limits.max_n, f"between 1 and {limits.max_n}"),
-        (
-            "temperature",
-            0 <= p.temperature <= MAX_TEMPERATURE,
-            f"0 or more, at most {MAX_TEMPERATURE:,}",
-        ),
-        ("top_p", 0 < p.top_p <= 1, "in (0, 1]"),
-        ("top_k", p.top_k >= -1, "0 or -1 (off), or at least 1"),
-        ("min_p", 0 <= p.min_p <= 1, "in [0, 1]"),
-        ("presence_penalty", -2 <= p.presence_penalty <= 2, "in [-2, 2]"),
-        ("frequency_penalty", -2 <= p.frequency_penalty <= 2, "in [-2, 2]"),
-        (
-            "repetition_penalty",
-            MIN_REPETITION_PENALTY <= p.repetition_penalty <= MAX_REPETITION_PENALTY,
-            f"in [{MIN_REPETITION_PENALTY}, {MAX_REPETITION_PENALTY}]",
-        ),
-        ("seed", p.seed is None or -MAX_SEED - 1 <= p.seed <= MAX_SEED, "a 64-bit integer"),
-        ("max_tokens", p.max_tokens is None or p.max_tokens >= 0, "0 or more"),
-        ("min_tokens", p.min_tokens >= 0, "0 or more"),
-    )
-    for name, is_good, wanted in checks:
-        if not is_good:
-            _refuse(name, getattr(p, name), wanted)
+    if not 1 <= p.n <= limits.max_n:
+        _refuse("n", p.n, f"between 1 and {limits.max_n}")
+    for name, allowed in RANGES.items():
+        value: float | None = getattr(p, name)
+        if value is not None and not allowed.holds(value):
+            _refuse(name, value, allowed.wanted)
     if p.max_tokens is not None and p.min_tokens > p.max_tokens:
         _refuse("min_tokens", p.min_tokens, f"at most max_tokens, which is {p.max_tokens}")
 

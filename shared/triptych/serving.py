@@ -188,6 +188,7 @@ async def running(service: Service) -> AsyncIterator[Listener]:
         service.addresses = [f"{scheme}://{host}:{http_socket.getsockname()[1]}"]
         if gate := service.hops.json_gate():
             service.app.state.gate = gate
+            service.app.state.needs_key = True
         if service.rpc is not None:
             service.app.state.metrics.registry.register(service.rpc.metrics)
             grpc_port = service.rpc.bind(host, service.grpc_port, service.hops)

@@ -242,7 +242,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a generate worker says of itself (gRPC ``GetInfo``).
 
-    ``can_resume``: it understands ``resume_from`` and ``choice_index``.
+    ``can_resume``: it understands ``resume_from`` and ``choice_index``. ``version``: of triptych;
+    empty = it did not say.
     """
 
     model: str
@@ -254,3 +255,4 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     invariant: bool | None = None
     load: WorkerLoad | None = None
     can_resume: bool = False
+    version: str = ""

@@ -206,7 +206,7 @@ async def scripted_stack(
 
 def _control_app() -> FastAPI:
     """No endpoints: what a listener needs beside the gRPC server."""
-    return create_app("scripted", description="", model=("scripted", None))
+    return create_app("scripted", model=("scripted", None))
 
 
 def encoded(model_dir: Path, text: str) -> list[int]:

@@ -1016,6 +1016,7 @@ class GetInfoResponse(_message.Message):
     INVARIANT_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     CAN_RESUME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the name it serves"""
     max_model_len: _builtins.int
@@ -1032,6 +1033,8 @@ class GetInfoResponse(_message.Message):
     """start-up check: the same bits in any batch; absent = not checked"""
     can_resume: _builtins.bool
     """understands resume_from and choice_index"""
+    version: _builtins.str
+    """semantic version of triptych; empty = not said"""
     @_builtins.property
     def load(self) -> Global___WorkerLoad:
         """when it was asked; absent = not said"""
@@ -1048,10 +1051,11 @@ class GetInfoResponse(_message.Message):
         invariant: _builtins.bool | None = ...,
         load: Global___WorkerLoad | None = ...,
         can_resume: _builtins.bool = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_invariant", b"_invariant", "invariant", b"invariant", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_invariant", b"_invariant", "can_resume", b"can_resume", "device", b"device", "dtype", b"dtype", "invariant", b"invariant", "load", b"load", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_invariant", b"_invariant", "can_resume", b"can_resume", "device", b"device", "dtype", b"dtype", "invariant", b"invariant", "load", b"load", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "model", b"model", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__invariant: _TypeAlias = _typing.Literal["invariant"]  # noqa: Y015
     _WhichOneofArgType__invariant: _TypeAlias = _typing.Literal["_invariant", b"_invariant"]  # noqa: Y015

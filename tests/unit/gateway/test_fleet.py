@@ -54,7 +54,7 @@ async def test_fleet_that_nobody_serves_is_not_ready_and_refuses_at_once() -> No
 
 async def test_health_probe_tells_serving_from_draining_and_from_nobody() -> None:
     server = RpcServer(["triptych.v1.RenderService"])
-    app = create_app("render", description="nothing", model=("m", None))
+    app = create_app("render", model=("m", None))
     async with listening(app, server) as service:
         probe = HealthProbe(service.addresses[1].removeprefix("grpc://"))
         await probe.check()

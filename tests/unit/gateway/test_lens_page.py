@@ -29,7 +29,7 @@ NAMESPACE = "http://www.w3.org/2000/svg"
 
 
 def app() -> FastAPI:
-    made = create_app("gateway", description="A test.", model=("m", 1))
+    made = create_app("gateway", model=("m", 1))
     mount_lens(made)
     return made
 

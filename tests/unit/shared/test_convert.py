@@ -186,6 +186,7 @@ def test_info_survives_protobuf(invariant: bool | None, load: WorkerLoad | None)
         invariant=invariant,
         load=load,
         can_resume=load is not None,
+        version="1.2.3",
     )
     assert convert.info_from_proto(convert.info_to_proto(info)) == info
 

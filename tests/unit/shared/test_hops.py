@@ -38,7 +38,7 @@ class Echo(render_pb2_grpc.RenderServiceServicer):
 @asynccontextmanager
 async def panel(hops: Hops) -> AsyncIterator[tuple[str, str]]:
     """The addresses of a panel's JSON and gRPC doors."""
-    app = create_app("render", description="", model=("m", None))
+    app = create_app("render", model=("m", None))
 
     @app.post("/work")
     async def do_work() -> str:

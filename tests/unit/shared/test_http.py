@@ -40,7 +40,7 @@ class Left:
 
 
 def make_app(left: Left | None = None) -> FastAPI:
-    app = create_app("test", description="A test.", model=("m", 7))
+    app = create_app("test", model=("m", 7))
 
     @app.post("/decode")
     async def decode(request: Request) -> Response:
@@ -119,7 +119,7 @@ async def test_statuses_and_headers_of_errors() -> None:
 
 @pytest.mark.parametrize("served", ["m", "owner/name"])
 async def test_one_model_is_served_by_its_name_and_no_other(served: str) -> None:
-    app = create_app("test", description="A test.", model=(served, 7))
+    app = create_app("test", model=(served, 7))
     async with http_client(app) as client:
         listed = await client.get("/v1/models")
         found = await client.get(f"/v1/models/{served}")
@@ -154,7 +154,7 @@ def closed(scope: Scope) -> AbstractContextManager[None]:
 
 
 async def test_gate_is_asked_before_all_but_open_paths() -> None:
-    app = create_app("test", description="", model=("m", 7), gate=closed, open_prefixes=("/pages",))
+    app = create_app("test", model=("m", 7), gate=closed, open_prefixes=("/pages",))
 
     @app.get("/pages/{name}")
     async def page(name: str) -> str:
@@ -176,7 +176,7 @@ async def test_pages_of_other_origins_may_call_only_where_they_are_named(
 ) -> None:
     settings = ServiceSettings(http_port=0, drain_timeout_s=0, cors_origins=origins)
     asked = {"origin": "https://b.test", "access-control-request-method": "POST"}
-    app = create_app("test", description="", model=("m", 7), gate=closed)
+    app = create_app("test", model=("m", 7), gate=closed)
     async with (
         running(service := Service(name="test", app=app, settings=settings)),
         httpx.AsyncClient(base_url=service.addresses[0]) as client,
@@ -199,7 +199,7 @@ async def test_common_endpoints() -> None:
         await client.post("/busy")
         pages = {
             path: await client.get(path)
-            for path in ("/health", "/ready", "/version", "/v1/models", "/metrics", "/openapi.json")
+            for path in ("/health", "/ready", "/version", "/v1/models", "/metrics")
         }
     assert all(page.status_code == 200 for page in pages.values())
     model = pages["/v1/models"].json()["data"][0]

@@ -11,7 +11,7 @@ from triptych.rpc import RpcErrors, RpcServer, open_channel
 
 async def test_writing_to_a_call_that_its_server_ended_is_unavailable() -> None:
     server = RpcServer(["triptych.v1.RenderService"])
-    app = create_app("render", description="nothing", model=("m", None))
+    app = create_app("render", model=("m", None))
     request = reflection_pb2.ServerReflectionRequest(list_services="")
     async with listening(app, server) as service:
         channel = open_channel(service.addresses[1].removeprefix("grpc://"))

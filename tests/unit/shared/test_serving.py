@@ -55,7 +55,7 @@ async def stopping_server(
     work: Work, signals: StopSignals, *, drain_timeout_s: float = 60
 ) -> AsyncIterator[tuple[Service, httpx.AsyncClient, "Stub"]]:
     """A service that serves until ``signals``; at the end it must have ended by itself."""
-    app = create_app("test", description="", model=("m", None))
+    app = create_app("test", model=("m", None))
 
     @app.post("/work")
     async def do_work() -> None:
