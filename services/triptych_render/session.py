@@ -9,7 +9,7 @@ from triptych.drain import Drain
 from triptych.errors import InvalidRequestError, TriptychError
 from triptych.offload import offload_body
 from triptych.request_ids import accept_request_id
-from triptych.rpc import MAX_MESSAGE_BYTES
+from triptych.rpc_options import MAX_MESSAGE_BYTES
 from triptych.sessions import STEP_BYTES, SessionRequests, first_part
 from triptych.v1 import generate_pb2, render_pb2
 from triptych_render.renderer import Renderer

@@ -231,6 +231,6 @@ async def generate_server(servicer: ScriptedGenerate) -> AsyncIterator[str]:
     """The gRPC address of a scripted worker."""
     rpc = RpcServer(["triptych.v1.GenerateService"])
     generate_pb2_grpc.add_GenerateServiceServicer_to_server(servicer, rpc.server)
-    app = create_app("scripted", description="", model=("scripted", None))
+    app = create_app("scripted", model=("scripted", None))
     async with listening(app, rpc) as service:
         yield service.addresses[1].removeprefix("grpc://")

@@ -31,8 +31,9 @@ def derenderer() -> Derenderer:
 def test_joined_chat_chunks_are_the_whole_reply(
     derenderer: Derenderer, text: str, cuts: list[int], has_logprobs: bool, has_ids: bool
 ) -> None:
-    asked = {"logprobs": has_logprobs, "top_logprobs": 1, "return_token_ids": has_ids}
+    asked: dict[str, Any] = {"logprobs": has_logprobs, "top_logprobs": 1}
     asked |= {"tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}}
+    asked |= {"return_token_ids": has_ids}
     spec = chat_reply_spec(asked, model=MODEL)
     given = answered([*tokens(text), EOS_ID], "stop", PROMPT)
     reply = _as(ChatReply, whole_body(derenderer, spec, given))
