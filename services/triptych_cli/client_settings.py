@@ -81,7 +81,9 @@ class ChatSettings(ClientSettings):
     )
     max_tokens: int | None = Field(None, ge=1, description="of an answer; default: what fits")
     temperature: float | None = Field(None, ge=0, description="0 = greedy; default: 1")
-    top_p: float | None = Field(None, gt=0, le=1, description="nucleus; default: 1")
+    top_p: float | None = Field(
+        None, gt=0, le=1, description="sample from this much probability; default: 1"
+    )
     seed: int | None = Field(None, description="for the same answers again; default: drawn")
 
 
