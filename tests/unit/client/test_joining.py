@@ -32,8 +32,8 @@ def test_joined_chat_chunks_are_the_whole_reply(
     derenderer: Derenderer, text: str, cuts: list[int], has_logprobs: bool, has_ids: bool
 ) -> None:
     asked: dict[str, Any] = {"logprobs": has_logprobs, "top_logprobs": 1}
-    asked |= {"tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}}
     asked |= {"return_token_ids": has_ids}
+    asked |= {"tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}}
     spec = chat_reply_spec(asked, model=MODEL)
     given = answered([*tokens(text), EOS_ID], "stop", PROMPT)
     reply = _as(ChatReply, whole_body(derenderer, spec, given))
@@ -47,7 +47,8 @@ def test_joined_chat_chunks_are_the_whole_reply(
 def test_joined_completion_chunks_are_the_whole_reply(
     derenderer: Derenderer, text: str, cuts: list[int], echo: bool, stop: str | None
 ) -> None:
-    asked = {"prompt": PROMPT, "logprobs": 1, "echo": echo, "stop": stop, "return_token_ids": True}
+    asked: dict[str, Any] = {"prompt": PROMPT, "logprobs": 1, "echo": echo, "stop": stop}
+    asked |= {"return_token_ids": True}
     asked |= {"stream": True, "stream_options": {"include_usage": True}}
     spec = completion_reply_spec(asked, model=MODEL)
     given = answered(tokens(text), "length", PROMPT)
