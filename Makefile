@@ -11,6 +11,7 @@ INTEROP := .venv-interop
 INTEROP_LOCK := deploy/locks/interop.txt
 BROWSER := .venv-browser
 BROWSER_LOCK := deploy/locks/browser.txt
+TYPESCRIPT := examples/typescript
 DEPLOY_TOOLS := .venv-deploy
 DEPLOY_LOCK := deploy/locks/deploy.txt
 IMAGES := build/images
@@ -18,7 +19,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install model serve test test-failover test-clients test-interop test-browser check
-.PHONY: check-deploy proto format lock bench clean
+.PHONY: test-examples check-deploy proto format lock bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1	/' | expand -t 20
@@ -76,6 +77,14 @@ $(BROWSER)/.installed: tests/browser/requirements.txt $(BROWSER_LOCK)
 	$(BROWSER)/bin/pip install --disable-pip-version-check -q -c $(BROWSER_LOCK) -r tests/browser/requirements.txt
 	@touch $@
 
+test-examples: model  ## the frontends in TypeScript and Go (those whose tools are there; else skipped)
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory $(TYPESCRIPT)/node_modules/.installed; fi
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest tests/examples -m toolchain -rs $(ARGS)
+
+$(TYPESCRIPT)/node_modules/.installed: $(TYPESCRIPT)/package-lock.json
+	cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund
+	@touch $@
+
 check: install  ## lint, types, import rules, protobuf drift
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -117,4 +126,4 @@ lock: install $(CLIENTS)/.installed $(INTEROP)/.installed $(BROWSER)/.installed 
 	$(DEPLOY_TOOLS)/bin/python deploy/write_lock.py $(DEPLOY_LOCK)
 
 clean:  ## remove what make made (not the model cache)
-	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) $(DEPLOY_TOOLS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) $(DEPLOY_TOOLS) $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

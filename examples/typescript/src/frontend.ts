@@ -80,7 +80,8 @@ async function answer(
     if (end >= 0) {
       // generate knows no text, so a stop string is ours to find
       [text, finish] = [text.subarray(0, end), "stop string"];
-      break; // ends the stream, which cancels the call and frees what the request held
+      stream.cancel(); // frees what the request held
+      break;
     }
   }
   console.log(`text: ${JSON.stringify(text.toString())}`);
