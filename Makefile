@@ -14,12 +14,14 @@ BROWSER_LOCK := deploy/locks/browser.txt
 TYPESCRIPT := examples/typescript
 DEPLOY_TOOLS := .venv-deploy
 DEPLOY_LOCK := deploy/locks/deploy.txt
+DOCS := .venv-docs
+DOCS_LOCK := deploy/locks/docs.txt
 IMAGES := build/images
 ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install model serve test test-failover test-clients test-interop test-browser check
-.PHONY: test-examples check-deploy proto format lock bench clean
+.PHONY: test-examples check-deploy docs docs-serve proto format lock bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1	/' | expand -t 20
@@ -108,6 +110,17 @@ $(DEPLOY_TOOLS)/.installed: $(DEPLOY_LOCK)
 	$(DEPLOY_TOOLS)/bin/pip install --disable-pip-version-check -q -r $(DEPLOY_LOCK)
 	@mkdir -p build && touch $@
 
+docs: $(DOCS)/.installed  ## build the documentation as a site into build/docs
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+
+docs-serve: $(DOCS)/.installed  ## show the documentation on http://127.0.0.1:8010 while it is edited
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --dev-addr 127.0.0.1:8010
+
+$(DOCS)/.installed: $(DOCS_LOCK)
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --disable-pip-version-check -q -r $(DOCS_LOCK)
+	@touch $@
+
 format: install  ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -118,12 +131,13 @@ proto: install  ## generate the protobuf code
 bench: model  ## measure (see docs/benchmarks.md)
 	cd tests && ../$(BIN)/python -m bench $(ARGS)
 
-lock: install $(CLIENTS)/.installed $(INTEROP)/.installed $(BROWSER)/.installed $(DEPLOY_TOOLS)/.installed  ## write the versions in all environments to deploy/locks
+lock: install $(CLIENTS)/.installed $(INTEROP)/.installed $(BROWSER)/.installed $(DEPLOY_TOOLS)/.installed $(DOCS)/.installed  ## write the versions in all environments to deploy/locks
 	$(BIN)/python deploy/write_lock.py $(LOCK)
 	$(CLIENTS)/bin/python deploy/write_lock.py $(CLIENTS_LOCK)
 	$(INTEROP)/bin/python deploy/write_lock.py $(INTEROP_LOCK)
 	$(BROWSER)/bin/python deploy/write_lock.py $(BROWSER_LOCK)
 	$(DEPLOY_TOOLS)/bin/python deploy/write_lock.py $(DEPLOY_LOCK)
+	$(DOCS)/bin/python deploy/write_lock.py $(DOCS_LOCK)
 
 clean:  ## remove what make made (not the model cache)
-	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) $(DEPLOY_TOOLS) $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) $(DEPLOY_TOOLS) $(DOCS) $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
