@@ -25,7 +25,7 @@ def main() -> None:
     asked = parser.parse_args()
     request = generate_pb2.GenerateRequest(
         token_ids=asked.prompt,  # a seed, because a resumed call has to draw as the first one did
-        sampling_params=generate_pb2.SamplingParams(seed=1, max_tokens=64, logprobs=0),
+        sampling_params=generate_pb2.SamplingParams(seed=1, max_tokens=40, logprobs=0),
     )
     with grpc.insecure_channel(asked.generate) as channel:
         for choice in generate(channel, request, timeout_s=120):
