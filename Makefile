@@ -13,6 +13,7 @@ BROWSER := .venv-browser
 BROWSER_LOCK := deploy/locks/browser.txt
 API := .venv-api
 API_LOCK := deploy/locks/api.txt
+TYPESCRIPT := examples/typescript
 DEPLOY_TOOLS := .venv-deploy
 DEPLOY_LOCK := deploy/locks/deploy.txt
 DOCS := .venv-docs
@@ -22,7 +23,8 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install model serve test test-failover test-clients test-interop test-browser test-api
-.PHONY: check check-deploy check-workflows docs docs-serve proto openapi format dist lock bench clean
+.PHONY: test-examples check check-deploy check-workflows docs docs-serve proto openapi format dist
+.PHONY: lock bench clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1	/' | expand -t 20
@@ -86,6 +88,14 @@ test-api: model $(API)/.installed  ## Schemathesis against each service
 $(API)/.installed: tests/api/requirements.txt $(API_LOCK)
 	$(PYTHON) -m venv $(API)
 	$(API)/bin/pip install --disable-pip-version-check -q -c $(API_LOCK) -r tests/api/requirements.txt
+	@touch $@
+
+test-examples: model  ## the frontends in TypeScript and Go (those whose tools are there; else skipped)
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory $(TYPESCRIPT)/node_modules/.installed; fi
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest tests/examples -m toolchain -rs $(ARGS)
+
+$(TYPESCRIPT)/node_modules/.installed: $(TYPESCRIPT)/package-lock.json
+	cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 check: install  ## lint, types, import rules, drift of generated files
@@ -156,4 +166,4 @@ lock: install $(CLIENTS)/.installed $(INTEROP)/.installed $(BROWSER)/.installed 
 	$(DOCS)/bin/python deploy/write_lock.py $(DOCS_LOCK)
 
 clean:  ## remove what make made (not the model cache)
-	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) $(API) $(DEPLOY_TOOLS) $(DOCS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) $(INTEROP) $(BROWSER) $(API) $(DEPLOY_TOOLS) $(DOCS) $(TYPESCRIPT)/node_modules $(TYPESCRIPT)/dist build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 
 from browser.conftest import API_KEY, OpenLens
 from browser.page import part, run, tokens, wait_for_end
-from browser.proxy import line_to
+from support.line import line_to
 from support.stack import Stack
 
 

@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 #: Numbers of documented output may differ by this from what another processor computes.
 TOLERANCE = 2e-3
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
@@ -38,7 +39,8 @@ def run(block: dict[str, Any], variables: dict[str, Any], last_output: str) -> s
         case "python":
             return run_python(block, variables)
         case "sh":
-            return run_shell(block["code"], fails="fails" in block["marks"])
+            folder = ROOT / block["marks"]["in"] if "in" in block["marks"] else None
+            return run_shell(block["code"], fails="fails" in block["marks"], folder=folder)
         case "json":
             return post(block["marks"]["post"], block["code"])
         case _:
@@ -52,10 +54,11 @@ def run_python(block: dict[str, Any], variables: dict[str, Any]) -> str:
     return output.getvalue()
 
 
-def run_shell(code: str, *, fails: bool) -> str:
+def run_shell(code: str, *, fails: bool, folder: Path | None) -> str:
     done = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", code],
         check=False,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

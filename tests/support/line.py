@@ -1,4 +1,4 @@
-"""A line to a gateway that a test can cut."""
+"""A line to a server that a test can cut."""
 
 import contextlib
 import socket
@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 
 class Line:
-    """Forwards connections to ``gateway``; ``cut`` breaks all that are open."""
+    """Forwards connections to ``server``, a URL; ``cut`` breaks all that are open."""
 
-    def __init__(self, gateway: str) -> None:
-        place = urlsplit(gateway)
+    def __init__(self, server: str) -> None:
+        place = urlsplit(server)
         self._target = (place.hostname, place.port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
@@ -48,8 +48,8 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def line_to(gateway: str) -> Iterator[Line]:
-    line = Line(gateway)
+def line_to(server: str) -> Iterator[Line]:
+    line = Line(server)
     try:
         yield line
     finally:
