@@ -67,6 +67,12 @@ class GatewaySettings(ServiceSettings, SecretSettings, TlsSettings, AdmissionSet
     stall_timeout_s: float = Field(
         120.0, gt=0, le=3600, description="seconds without a step after which a worker hangs"
     )
+    come_up_timeout_s: float = Field(
+        1.0,
+        ge=0,
+        le=600,
+        description="seconds that a request which has not begun waits while no replica is up",
+    )
     take_over_timeout_s: float = Field(
         30.0,
         ge=0,
