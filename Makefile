@@ -109,7 +109,8 @@ check: install  ## lint, types, import rules, drift of generated files
 check-deploy: model $(DEPLOY_TOOLS)/.installed  ## validate deploy/, build its environments, run the fleet in them
 	$(DEPLOY_TOOLS)/bin/hadolint --ignore DL3008 --ignore DL3013 deploy/Dockerfile
 	$(DEPLOY_TOOLS)/bin/docker-compose -f deploy/compose.yaml --profile '*' config -q
-	for overlay in local gpu; do \
+	$(DEPLOY_TOOLS)/bin/docker-compose -f deploy/compose.yaml -f deploy/compose.secure.yaml --profile '*' config -q
+	for overlay in local gpu secure; do \
 	  $(DEPLOY_TOOLS)/bin/kubectl kustomize deploy/k8s/overlays/$$overlay > build/k8s.yaml && \
 	  $(DEPLOY_TOOLS)/bin/kubernetes-validate --strict -k 1.30 build/k8s.yaml && \
 	  $(DEPLOY_TOOLS)/bin/kubernetes-validate --strict -k 1.37 build/k8s.yaml || exit 1; done

@@ -28,6 +28,7 @@ def create_fleet_service(settings: GatewaySettings, hops: Hops) -> Service:
     app = create_gateway_app(
         fleet.panels,
         max_body_bytes=settings.max_body_bytes,
+        request_timeout_s=settings.request_timeout_s,
         keys=read_keys(settings),
         room=Room(settings.max_requests, settings.max_prompt_tokens),
         is_ready=fleet.is_ready,
@@ -54,6 +55,7 @@ def create_gateway_service(
         app=create_gateway_app(
             panels,
             max_body_bytes=settings.max_body_bytes,
+            request_timeout_s=settings.request_timeout_s,
             keys=read_keys(settings),
             room=Room(settings.max_requests, settings.max_prompt_tokens),
         ),

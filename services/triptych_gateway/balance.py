@@ -1,19 +1,22 @@
 """Which replica gets a request: the least loaded, or the one that has seen the prompt's beginning.
 
-Affinity is rendezvous hashing with bounded load: every gateway ranks the replicas for a prefix in
-the same order without talking to the others, a replica that comes or goes moves only its own share,
-and a prefix that everybody uses spills to the next in its order (Thaler and Ravishankar 1998;
-Mirrokni, Thorup and Zadimoghaddam 2018).
+Affinity is consistent hashing with bounded load: every gateway has the same order of replicas for a
+prefix without talking to the others (``ring``), a replica that comes or goes moves only its own
+share, and a prefix that everybody uses spills to the next in its order (Mirrokni, Thorup and
+Zadimoghaddam 2018).
 """
 
 import hashlib
+import itertools
 import math
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Set
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from triptych.wire import GenerateRequest
+from triptych_gateway.ring import Member, Ring
 
 #: Tokens of a KV block, and the most blocks of a prompt that choose its replica.
 BLOCK_SIZE = 64
@@ -22,25 +25,23 @@ MAX_BLOCKS = 4
 MAX_SHARE = 1.25
 #: … and this many sequences: below it a worker only runs larger batches, and nobody waits.
 MIN_BOUND = 4
+#: Replicas of a key's order that are looked at, so that a fleet where all are full costs no more.
+MAX_LOOKED_AT = 16
 
 
-class Loaded(Protocol):
+class Loaded(Member, Protocol):
     """What the choice depends on: sequences, and KV blocks (or 1 each)."""
 
     @property
-    def address(self) -> str: ...
-
-    @property
     def load(self) -> int: ...
-
-    @property
-    def capacity(self) -> int: ...
 
     @property
     def is_full(self) -> bool: ...
 
 
 _LoadedT = TypeVar("_LoadedT", bound=Loaded)
+
+_LOAD, _CAPACITY = attrgetter("load"), attrgetter("capacity")
 
 
 def prefix_key(request: GenerateRequest) -> bytes | None:
@@ -57,29 +58,29 @@ def prefix_key(request: GenerateRequest) -> bytes | None:
     return key.digest()
 
 
-def least_loaded(replicas: Sequence[_LoadedT]) -> _LoadedT:
+def least_loaded(replicas: Collection[_LoadedT]) -> _LoadedT:
     """The one with the least load for its capacity; any of those with equally little."""
-    return min(replicas, key=lambda each: (each.load / each.capacity, random.random()))
+    shares = [each.load / each.capacity for each in replicas]
+    least = min(shares)
+    return random.choice(
+        [each for each, share in zip(replicas, shares, strict=True) if share == least]
+    )
 
 
-def by_prefix(replicas: Sequence[_LoadedT], key: bytes) -> _LoadedT:
-    """The first in the key's order that is within its bound and not full.
+def by_prefix(ring: Ring[_LoadedT], replicas: Set[_LoadedT], key: bytes) -> _LoadedT:
+    """The first of ``replicas`` in the key's order that is within its bound and not full.
 
-    If all of those are full, the first within its bound: where all wait, waiting for the cache is
-    best. One is always within its bound, because not all can have more than their share.
+    If all of those looked at are full, the first within its bound: where all wait, waiting for the
+    cache is best. If none is within it, the least loaded, which always is, because not all can have
+    more than their share. ``replicas`` are some of the ring's.
     """
-    capacity = sum(each.capacity for each in replicas)
-    total = 1 + sum(each.load for each in replicas)
-    within = [
-        each
-        for each in replicas
-        if each.load + 1 <= max(MIN_BOUND, math.ceil(MAX_SHARE * total * each.capacity / capacity))
-    ]
-    open_ones = [each for each in within if not each.is_full] or within
-    return max(open_ones, key=lambda each: _score(key, each))
-
-
-def _score(key: bytes, replica: Loaded) -> float:
-    """Weighted rendezvous: the greatest ``-capacity / ln(u)`` wins in proportion to capacity."""
-    digest = hashlib.blake2b(replica.address.encode(), key=key, digest_size=8).digest()
-    return -replica.capacity / math.log((int.from_bytes(digest) + 0.5) / 2**64)
+    total = 1 + sum(map(_LOAD, replicas))
+    for_each = MAX_SHARE * total / sum(map(_CAPACITY, replicas))
+    first = None
+    near = (each for each in ring.order(key) if each in replicas)
+    for each in itertools.islice(near, min(MAX_LOOKED_AT, len(replicas))):
+        if each.load + 1 <= max(MIN_BOUND, math.ceil(for_each * each.capacity)):
+            if not each.is_full:
+                return each
+            first = first or each
+    return first or least_loaded(replicas)

@@ -1,15 +1,14 @@
 """A generate link over several workers: an answer goes on at another when its worker fails."""
 
-import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Set
 
 import msgspec
 
 from triptych.errors import TriptychError, UnavailableError
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
-from triptych_gateway.attempts import Attempts
+from triptych_gateway.attempts import NO_PATIENCE, Attempts, Patience
 from triptych_gateway.balance import by_prefix, least_loaded, prefix_key
 from triptych_gateway.links import GenerateLink
 from triptych_gateway.merge import MergedDeltas
@@ -29,26 +28,21 @@ class FailoverGenerate:
 
     Args:
         workers: those to choose from.
-        timeout_s: for a whole answer, whoever gives it.
-        take_over_timeout_s: how long an answer that has begun waits for a worker.
+        patience: how long an answer waits for a worker.
     """
 
-    def __init__(
-        self, workers: ReplicaSet[GenerateLink], *, timeout_s: float, take_over_timeout_s: float
-    ) -> None:
+    def __init__(self, workers: ReplicaSet[GenerateLink], patience: Patience) -> None:
         self._workers = workers
-        self._timeout_s = timeout_s
-        self._take_over_timeout_s = take_over_timeout_s
+        self._patience = patience
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
-        until = asyncio.get_running_loop().time() + self._timeout_s
-        whole = self._answer(request, until)
+        whole = self._answer(request)
         async with contextlib.aclosing(whole.deltas()) as deltas:
             async for delta in deltas:
                 yield delta
         if not whole.partial.num_unfinished:
             return
-        rests = [self._answer(rest, until, whole.begun_at) for rest in whole.partial.rests()]
+        rests = [self._answer(rest, whole.begun_at) for rest in whole.partial.rests()]
         async with contextlib.aclosing(MergedDeltas([rest.deltas() for rest in rests])) as merged:
             async for _, delta in merged:
                 yield delta
@@ -59,21 +53,13 @@ class FailoverGenerate:
         Raises:
             UnavailableError: none is up.
         """
-        attempts = Attempts(self._workers, take_over_timeout_s=0)
+        attempts = Attempts(self._workers, NO_PATIENCE)
         info = (await attempts.next()).info
         assert info is not None, "a worker is used once it has said what it is"
         return info
 
-    def _answer(
-        self, request: GenerateRequest, until: float, begun_at: ModelInfo | None = None
-    ) -> "_Answer":
-        return _Answer(
-            self._workers,
-            request,
-            until=until,
-            take_over_timeout_s=self._take_over_timeout_s,
-            begun_at=begun_at,
-        )
+    def _answer(self, request: GenerateRequest, begun_at: ModelInfo | None = None) -> "_Answer":
+        return _Answer(self._workers, request, patience=self._patience, begun_at=begun_at)
 
 
 class _Answer:
@@ -87,18 +73,16 @@ class _Answer:
         workers: ReplicaSet[GenerateLink],
         request: GenerateRequest,
         *,
-        until: float,
-        take_over_timeout_s: float,
+        patience: Patience,
         begun_at: ModelInfo | None,
     ) -> None:
         self.partial = Partial(request, has_begun=begun_at is not None)
         self.begun_at = begun_at
         self._workers = workers
-        self._until = until
         self._key = prefix_key(request)
         self._attempts = Attempts(
             workers,
-            take_over_timeout_s=take_over_timeout_s,
+            patience,
             choose=self._choose,
             fits=self._fits,
             has_begun=begun_at is not None,
@@ -116,7 +100,7 @@ class _Answer:
             request = partial.rests()[0] if is_rest else partial.request
             worker = await self._attempts.next()
             self._workers.num_resumes += is_rest
-            with worker.lease(num_choices, until=self._until) as lease:
+            with worker.lease(num_choices) as lease:
                 try:
                     async with contextlib.aclosing(worker.link.generate(request)) as deltas:
                         pull = functools.partial(anext, deltas, None)
@@ -136,11 +120,13 @@ class _Answer:
         if self.begun_at is None:
             self.begun_at = worker.info
 
-    def _choose(self, workers: Sequence[_Worker]) -> _Worker:
-        return least_loaded(workers) if self._key is None else by_prefix(workers, self._key)
+    def _choose(self, workers: Set[_Worker]) -> _Worker:
+        if self._key is None:
+            return least_loaded(workers)
+        return by_prefix(self._workers.ring, workers, self._key)
 
     def _fits(self, worker: _Worker) -> bool:
-        """It may begin any answer, and go on with those of workers that compute the same bits."""
+        """It may go on with the answers of workers that compute the same bits."""
         if self.begun_at is None:
             return True
         other = worker.info

@@ -12,7 +12,7 @@ import msgspec
 from triptych.errors import InternalError, TriptychError
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
 from triptych.wire import Generated, GenerateDelta, Vocabulary
-from triptych_gateway.attempts import Attempts
+from triptych_gateway.attempts import Attempts, Patience
 from triptych_gateway.links import DerenderLink, RenderLink, ReplyFeed, VocabularySource
 from triptych_gateway.replica import Replica
 from triptych_gateway.replicas import ReplicaSet
@@ -41,8 +41,9 @@ async def asked(attempts: Attempts[_LinkT], ask: Callable[[_LinkT], Awaitable[_T
 class FailoverRender:
     """render at the replica with the fewest requests, and at another when that fails."""
 
-    def __init__(self, replicas: ReplicaSet[RenderLink]) -> None:
+    def __init__(self, replicas: ReplicaSet[RenderLink], patience: Patience) -> None:
         self._replicas = replicas
+        self._patience = patience
 
     async def render(self, endpoint: Endpoint, body: bytes, request_id: str) -> Rendered:
         return await self._ask(lambda link: link.render(endpoint, body, request_id))
@@ -57,19 +58,19 @@ class FailoverRender:
         return await self._ask(lambda link: link.tokenizer_info())
 
     async def _ask(self, ask: Callable[[RenderLink], Awaitable[_T]]) -> _T:
-        return await asked(Attempts(self._replicas, take_over_timeout_s=0), ask)
+        return await asked(Attempts(self._replicas, self._patience), ask)
 
 
 class FailoverDerender:
     """derender at the replica with the fewest requests, and at another when that fails.
 
-    Tokens have been generated for every call, so all of them wait for a replica, up to
-    ``take_over_timeout_s``.
+    Tokens have been generated for every call, so all of them wait for a replica as an answer does
+    that has begun.
     """
 
-    def __init__(self, replicas: ReplicaSet[Derender], *, take_over_timeout_s: float) -> None:
+    def __init__(self, replicas: ReplicaSet[Derender], patience: Patience) -> None:
         self._replicas = replicas
-        self._take_over_timeout_s = take_over_timeout_s
+        self._patience = patience
 
     @asynccontextmanager
     async def open(
@@ -95,9 +96,7 @@ class FailoverDerender:
         return await asked(self._attempts(), lambda link: link.vocabulary())
 
     def _attempts(self) -> Attempts[Derender]:
-        return Attempts(
-            self._replicas, take_over_timeout_s=self._take_over_timeout_s, has_begun=True
-        )
+        return Attempts(self._replicas, self._patience, has_begun=True)
 
 
 class _ReplayedReply:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from triptych.hops import NO_HOPS, Hops
 from triptych_gateway.addresses import split_addresses
+from triptych_gateway.attempts import Patience
 from triptych_gateway.failover import FailoverGenerate
 from triptych_gateway.failover_text import Derender, FailoverDerender, FailoverRender
 from triptych_gateway.fleet_metrics import FleetCollector
@@ -29,7 +30,7 @@ class Fleet:
         """``hops``: who this gateway is to the panels, and what it trusts."""
         self._hops = hops
         self._timeout_s = settings.request_timeout_s
-        take_over_timeout_s = settings.take_over_timeout_s
+        patience = Patience(settings.come_up_timeout_s, settings.take_over_timeout_s)
         options = WatchOptions(
             resolve_every_s=settings.resolve_every_s,
             probe_every_s=settings.probe_every_s,
@@ -54,11 +55,9 @@ class Fleet:
             connect=self._connect_generate,
             options=options,
         )
-        self._derender = FailoverDerender(self._derenders, take_over_timeout_s=take_over_timeout_s)
-        generate = FailoverGenerate(
-            self._workers, timeout_s=self._timeout_s, take_over_timeout_s=take_over_timeout_s
-        )
-        self.panels = Panels(FailoverRender(self._renders), generate, self._derender)
+        self._derender = FailoverDerender(self._derenders, patience)
+        generate = FailoverGenerate(self._workers, patience)
+        self.panels = Panels(FailoverRender(self._renders, patience), generate, self._derender)
         self.collector = FleetCollector((self._renders, self._workers, self._derenders))
 
     async def is_ready(self) -> bool:

@@ -10,7 +10,7 @@ from triptych.errors import TriptychError
 from triptych.http import create_app, json_response, read_body, request_id, unless_gone
 from triptych.metrics import GaugeSource
 from triptych.reply import Endpoint
-from triptych_gateway import flows
+from triptych_gateway import deadline, flows
 from triptych_gateway.flows import Panels
 from triptych_gateway.gate import Gate, KeySource, Room, Ticket, ticket_of
 from triptych_gateway.lens_page import LENS_PREFIX, mount_lens
@@ -24,6 +24,7 @@ def create_gateway_app(
     panels: Panels,
     *,
     max_body_bytes: int,
+    request_timeout_s: float = 600.0,
     keys: KeySource | None = None,
     room: Room = _ROOM,
     is_ready: Callable[[], Awaitable[bool]] | None = None,
@@ -34,6 +35,7 @@ def create_gateway_app(
     Args:
         panels: where requests go.
         max_body_bytes: larger requests are a 413.
+        request_timeout_s: from a request's head to its answer's end; then 504, or an error event.
         keys: who may ask; None: everyone.
         room: how much is in work at a time.
         is_ready: whether requests can be served; None: whether generate and render answer.
@@ -69,11 +71,17 @@ def create_gateway_app(
     )
     mount_lens(app)
 
+    async def begun(request: Request) -> bytes:
+        """The body of a request whose time runs from now on."""
+        deadline.begin(request_timeout_s)
+        return await deadline.kept(read_body(request, max_body_bytes))
+
     async def answer(request: Request, endpoint: Endpoint) -> Response:
-        body = await read_body(request, max_body_bytes)
+        body = await begun(request)
         ticket = ticket_of(request)
         own = metered(panels, ticket, metrics)
-        return await unless_gone(request, _begin(own, ticket, endpoint, body, request_id(request)))
+        work = _begin(own, ticket, endpoint, body, request_id(request))
+        return await unless_gone(request, deadline.kept(work))
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -87,13 +95,13 @@ def create_gateway_app(
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        return json_response(await panels.render.tokenize(await read_body(request, max_body_bytes)))
+        work = panels.render.tokenize(await begun(request))
+        return json_response(await deadline.kept(work))
 
     @app.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        return json_response(
-            await panels.render.detokenize(await read_body(request, max_body_bytes))
-        )
+        work = panels.render.detokenize(await begun(request))
+        return json_response(await deadline.kept(work))
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> Response:

@@ -22,12 +22,14 @@ from triptych.v1 import (
     render_pb2_grpc,
 )
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
+from triptych_gateway import deadline
 from triptych_gateway.derender_session import DerenderSession
 from triptych_gateway.generate_session import GenerateSession
 from triptych_gateway.links import ReplyFeed
 from triptych_gateway.render_session import RenderSession
 
-#: Seconds for render, derender of a whole answer, and questions about a worker.
+#: Seconds for render, derender of a whole answer, and questions about a worker; less where the
+#: request has less left.
 CALL_TIMEOUT_S = 60.0
 INFO_TIMEOUT_S = 2.0
 
@@ -42,17 +44,22 @@ class GrpcRender:
         self._session = RenderSession(self._name, self._stub.Session)
 
     async def render(self, endpoint: Endpoint, body: bytes, request_id: str) -> Rendered:
-        return await self._session.render(endpoint, body, request_id, timeout_s=CALL_TIMEOUT_S)
+        limit_s = deadline.within(CALL_TIMEOUT_S)
+        return await self._session.render(endpoint, body, request_id, timeout_s=limit_s)
 
     async def tokenize(self, body: bytes) -> bytes:
         async with RpcErrors(self._name):
             request = render_pb2.TextRequest(body=body)
-            return (await self._stub.Tokenize(request, timeout=CALL_TIMEOUT_S)).body
+            return (
+                await self._stub.Tokenize(request, timeout=deadline.within(CALL_TIMEOUT_S))
+            ).body
 
     async def detokenize(self, body: bytes) -> bytes:
         async with RpcErrors(self._name):
             request = render_pb2.TextRequest(body=body)
-            return (await self._stub.Detokenize(request, timeout=CALL_TIMEOUT_S)).body
+            return (
+                await self._stub.Detokenize(request, timeout=deadline.within(CALL_TIMEOUT_S))
+            ).body
 
     async def tokenizer_info(self) -> bytes:
         async with RpcErrors(self._name):
@@ -75,7 +82,7 @@ class GrpcGenerate:
         self._session = GenerateSession(self._name, self._stub.Session)
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
-        return self._session.deltas(request, timeout_s=self._timeout_s)
+        return self._session.deltas(request, timeout_s=deadline.within(self._timeout_s))
 
     async def info(self) -> ModelInfo:
         async with RpcErrors(self._name):
@@ -85,7 +92,7 @@ class GrpcGenerate:
     async def put_vocabulary(self, vocabulary: Vocabulary) -> None:
         async with RpcErrors(self._name):
             message = vocabulary_to_proto(vocabulary)
-            await self._stub.PutVocabulary(message, timeout=CALL_TIMEOUT_S)
+            await self._stub.PutVocabulary(message, timeout=deadline.within(CALL_TIMEOUT_S))
 
     async def close(self) -> None:
         await self._session.close()
@@ -111,7 +118,7 @@ class GrpcDerender:
             created=created,
             prompts=[derender_pb2.Prompt(token_ids=ids) for ids in prompts],
         )
-        return self._session.open(start, timeout_s=self._timeout_s)
+        return self._session.open(start, timeout_s=deadline.within(self._timeout_s))
 
     async def whole(
         self, spec: ReplySpec, answers: list[Generated], *, request_id: str, created: int
@@ -124,7 +131,7 @@ class GrpcDerender:
         )
         async with RpcErrors(self._name):
             answer = await self._stub.DerenderWhole(
-                request, timeout=CALL_TIMEOUT_S, metadata=call_metadata(request_id)
+                request, timeout=deadline.within(CALL_TIMEOUT_S), metadata=call_metadata(request_id)
             )
             return answer.body
 
@@ -132,7 +139,7 @@ class GrpcDerender:
         async with RpcErrors(self._name):
             request = derender_pb2.VocabularyRequest()
             return vocabulary_from_proto(
-                await self._stub.GetVocabulary(request, timeout=CALL_TIMEOUT_S)
+                await self._stub.GetVocabulary(request, timeout=deadline.within(CALL_TIMEOUT_S))
             )
 
     async def close(self) -> None:

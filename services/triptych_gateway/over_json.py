@@ -8,7 +8,7 @@ import httpx
 
 from triptych.errors import DeadlineError, UnavailableError
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
-from triptych_gateway import vllm_bodies
+from triptych_gateway import deadline, vllm_bodies
 
 _GENERATE = "/inference/v1/generate"
 _MODELS = "/v1/models"
@@ -35,7 +35,7 @@ class JsonGenerate:
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        end = asyncio.get_running_loop().time() + deadline.within(self._timeout_s)
         asked = self._client.build_request(
             "POST",
             _GENERATE,
@@ -43,15 +43,15 @@ class JsonGenerate:
             headers={"content-type": "application/json"},
         )
         async with _HttpErrors(self._name):
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(end):
                 response = await self._client.send(asked, stream=True)
             try:
                 if response.is_error:
-                    raise await _refusal(response, deadline)
+                    raise await _refusal(response, end)
                 if not vllm_bodies.is_streamed(request):
-                    yield vllm_bodies.delta_of_answer(await _body(response, deadline), request)
+                    yield vllm_bodies.delta_of_answer(await _body(response, end), request)
                     return
-                async with contextlib.aclosing(self._events(response, deadline)) as events:
+                async with contextlib.aclosing(self._events(response, end)) as events:
                     async for data in events:
                         if (delta := vllm_bodies.delta_of_event(data, request)) is not None:
                             yield delta
@@ -71,13 +71,11 @@ class JsonGenerate:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _events(
-        self, response: httpx.Response, deadline: float
-    ) -> AsyncGenerator[bytes, None]:
+    async def _events(self, response: httpx.Response, end: float) -> AsyncGenerator[bytes, None]:
         """The data of each event up to ``[DONE]``."""
         rest = b""
         chunks = response.aiter_bytes()
-        while (chunk := await _next(chunks, deadline)) is not None:
+        while (chunk := await _next(chunks, end)) is not None:
             *events, rest = (rest + chunk).split(b"\n\n")
             for event in events:
                 if event == b"data: [DONE]":
@@ -107,17 +105,17 @@ class _HttpErrors:
             raise UnavailableError(f"{self._name} broke off: {error}", retry_after_s=1) from error
 
 
-async def _next(chunks: AsyncIterator[bytes], deadline: float) -> bytes | None:
-    async with asyncio.timeout_at(deadline):
+async def _next(chunks: AsyncIterator[bytes], end: float) -> bytes | None:
+    async with asyncio.timeout_at(end):
         return await anext(chunks, None)
 
 
-async def _body(response: httpx.Response, deadline: float) -> bytes:
-    async with asyncio.timeout_at(deadline):
+async def _body(response: httpx.Response, end: float) -> bytes:
+    async with asyncio.timeout_at(end):
         return await response.aread()
 
 
-async def _refusal(response: httpx.Response, deadline: float) -> Exception:
-    body = await _body(response, deadline)
+async def _refusal(response: httpx.Response, end: float) -> Exception:
+    body = await _body(response, end)
     retry_after = response.headers.get("retry-after")
     return vllm_bodies.error_of_answer(response.status_code, body, retry_after)

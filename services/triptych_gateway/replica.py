@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from triptych.errors import DeadlineError, TriptychError, UnavailableError
+from triptych.errors import TriptychError, UnavailableError
 from triptych.wire import ModelInfo
+from triptych_gateway import deadline
 
 _LinkT = TypeVar("_LinkT")
 _T = TypeVar("_T")
@@ -76,7 +78,13 @@ class Replica(Generic[_LinkT]):
     """A panel at ``address``: its link, its state, and its load.
 
     ``info`` is what a generate worker said last; other panels have none. ``is_gone``: its address
-    vanished, so that it takes no new work.
+    vanished, so that it takes no new work. A request is routed by the load, the capacity and
+    ``is_full`` of hundreds, so these are kept, not computed from what was said.
+
+    Attributes:
+        load: sequences: what was reported, with what this gateway began or ended since.
+        capacity: what its share of the work is measured by: KV blocks where they are known.
+        is_full: requests wait there for KV blocks, so a new one would too.
     """
 
     def __init__(self, address: str, connection: Connection[_LinkT]) -> None:
@@ -87,8 +95,11 @@ class Replica(Generic[_LinkT]):
         self.is_gone = False
         self.info: ModelInfo | None = None
         self.outstanding = 0
+        self.load = 0
+        self.capacity = 1
+        self.is_full = False
         self.is_wanted_now = asyncio.Event()
-        self._outstanding_at_report = 0
+        self._load_of_others = 0
         self._leases: set[Lease] = set()
         self._silent_since: float | None = None
         self._num_timeouts = 0
@@ -98,39 +109,19 @@ class Replica(Generic[_LinkT]):
     def is_usable(self) -> bool:
         return not self.is_gone and self.state in {"up", "suspect"}
 
-    @property
-    def load(self) -> int:
-        """Sequences: what was reported, with what this gateway began or ended since."""
-        if self.info is None or self.info.load is None:
-            return self.outstanding
-        reported = self.info.load.num_running + self.info.load.num_waiting
-        return max(self.outstanding, reported + self.outstanding - self._outstanding_at_report)
-
-    @property
-    def capacity(self) -> int:
-        """What its share of the work is measured by: KV blocks where they are known."""
-        return 1 if self.info is None or self.info.load is None else self.info.load.num_blocks
-
-    @property
-    def is_full(self) -> bool:
-        """Requests wait there for KV blocks, so a new one would too."""
-        load = self.info and self.info.load
-        return bool(load and load.num_waiting and load.num_free_blocks * 20 < load.num_blocks)
-
     @contextlib.contextmanager
-    def lease(self, weight: int = 1, *, until: float | None = None) -> Iterator[Lease]:
-        """Use it for a request of ``weight`` sequences, cut at ``until`` (the loop's seconds)."""
+    def lease(self, weight: int = 1) -> Iterator[Lease]:
+        """Use it for a request of ``weight`` sequences, until its deadline cuts it."""
         lease = Lease(self)
         timer = None
-        if until is not None:
-            late = DeadlineError("the answer took too long")
-            timer = asyncio.get_running_loop().call_at(until, lease.cut, late)
-        self.outstanding += weight
+        if (end := deadline.end()) < math.inf:
+            timer = asyncio.get_running_loop().call_at(end, lease.cut, deadline.late())
+        self._use(weight)
         self._leases.add(lease)
         try:
             yield lease
         finally:
-            self.outstanding -= weight
+            self._use(-weight)
             self._leases.discard(lease)
             if timer is not None:
                 timer.cancel()
@@ -150,8 +141,7 @@ class Replica(Generic[_LinkT]):
         """It answered a probe: it is up, unless its step loop stands still."""
         self.was_heard()
         self._note_progress(info, now)
-        self.info = info
-        self._outstanding_at_report = self.outstanding
+        self._note_load(info)
         if self._stands_since is not None and now - self._stands_since >= stall_timeout_s:
             self.state = "down"
             self._cut_all(f"no step ended in {stall_timeout_s:g} s")
@@ -175,6 +165,19 @@ class Replica(Generic[_LinkT]):
             self._cut_all(f"no answer in {hang_timeout_s:g} s")
         elif self.state == "up":
             self.state = "suspect"
+
+    def _use(self, num_sequences: int) -> None:
+        self.outstanding += num_sequences
+        self.load = self.outstanding + self._load_of_others
+
+    def _note_load(self, info: ModelInfo | None) -> None:
+        self.info = info
+        if info is not None and (load := info.load) is not None:
+            reported = load.num_running + load.num_waiting
+            self._load_of_others = max(0, reported - self.outstanding)
+            self.capacity = load.num_blocks
+            self.is_full = bool(load.num_waiting and load.num_free_blocks * 20 < load.num_blocks)
+        self._use(0)
 
     def _note_progress(self, info: ModelInfo | None, now: float) -> None:
         before, after = self.info and self.info.load, info and info.load

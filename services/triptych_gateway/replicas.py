@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 from triptych.errors import DeadlineError, TriptychError
 from triptych_gateway.addresses import resolve
 from triptych_gateway.replica import Connection, Replica
+from triptych_gateway.ring import Ring
 
 _LinkT = TypeVar("_LinkT")
 
@@ -68,6 +69,8 @@ class ReplicaSet(Generic[_LinkT]):
         self._replicas: dict[str, Replica[_LinkT]] = {}
         self._watches: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
+        self._best: frozenset[Replica[_LinkT]] | None = None
+        self._ring: Ring[Replica[_LinkT]] | None = None
 
     @property
     def replicas(self) -> list[Replica[_LinkT]]:
@@ -77,6 +80,25 @@ class ReplicaSet(Generic[_LinkT]):
     def usable(self) -> list[Replica[_LinkT]]:
         """Those that may get work."""
         return [each for each in self._replicas.values() if each.is_usable]
+
+    def best(self) -> frozenset[Replica[_LinkT]]:
+        """Those that are up; if none is, those under suspicion. Kept until a state changes."""
+        if self._best is None:
+            usable = self.usable()
+            self._best = frozenset([each for each in usable if each.state == "up"] or usable)
+        return self._best
+
+    @property
+    def ring(self) -> Ring[Replica[_LinkT]]:
+        """All that are listed, in any state. Kept until one comes, goes or tells its capacity."""
+        if self._ring is None:
+            self._ring = Ring(each for each in self._replicas.values() if not each.is_gone)
+        return self._ring
+
+    def suspect(self, replica: Replica[_LinkT]) -> None:
+        """A request failed at ``replica``."""
+        replica.suspect()
+        self._best = None
 
     def states(self) -> Counter[str]:
         """How many replicas are in each state; ``gone`` are those that only end what they have."""
@@ -121,12 +143,14 @@ class ReplicaSet(Generic[_LinkT]):
         listed = {each for found in self._found.values() for each in found}
         for address in listed - self._replicas.keys():
             self._replicas[address] = Replica(address, self._connect(address))
+            self._ring = None
             watch = asyncio.create_task(self._watch(self._replicas[address]))
             self._watches.add(watch)
             watch.add_done_callback(self._watches.discard)
         for replica in self._replicas.values():
             if replica.is_gone == (replica.address in listed):
                 replica.is_gone = not replica.is_gone
+                self._ring = None
                 self._tell(replica)
 
     async def _watch(self, replica: Replica[_LinkT]) -> None:
@@ -147,7 +171,7 @@ class ReplicaSet(Generic[_LinkT]):
 
     async def _probe(self, replica: Replica[_LinkT]) -> None:
         options, clock = self._options, asyncio.get_running_loop().time
-        before, start = replica.state, clock()
+        before, capacity, start = replica.state, replica.capacity, clock()
         try:
             async with asyncio.timeout(min(_PROBE_TIMEOUT_S, options.hang_timeout_s / 3)):
                 info = await replica.connection.probe()
@@ -157,10 +181,13 @@ class ReplicaSet(Generic[_LinkT]):
             replica.refused()
         else:
             replica.answered(info, clock(), stall_timeout_s=options.stall_timeout_s)
+        if replica.capacity != capacity:
+            self._ring = None
         if replica.state != before:
             self._tell(replica)
 
     def _tell(self, replica: Replica[_LinkT]) -> None:
+        self._best = None
         state = "gone" if replica.is_gone else replica.state
         _log.info("%s at %s is %s", self.panel, replica.address, state)
         self._wake()

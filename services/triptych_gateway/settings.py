@@ -69,6 +69,9 @@ class PanelAddresses(BaseSettings):
     stall_timeout_s: float = Field(
         120.0, gt=0, le=3600, description="a worker without a step for so long hangs"
     )
+    come_up_timeout_s: float = Field(
+        1.0, ge=0, le=600, description="seconds to wait while no replica is up"
+    )
     take_over_timeout_s: float = Field(
         30.0, ge=0, le=3600, description="seconds to find a replica that goes on"
     )

@@ -30,7 +30,6 @@ _SAME = (
     "repetition_penalty", "seed", "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias",
     "allowed_token_ids", "prompt_logprobs",
 )  # fmt: skip
-_STRUCTURED = {"json", "regex", "choice", "grammar", "json_object", "disable_any_whitespace"}
 
 
 class Event(GenerateChunk, frozen=True, kw_only=True):
@@ -142,9 +141,6 @@ def _sampling_params(params: SamplingParams) -> dict[str, Any]:
 def _check_known(params: SamplingParams) -> None:
     unknown = [] if params.logprobs_mode == "raw" else ["logprobs_mode"]
     unknown += ["bad_words"] if params.bad_words_token_ids else []
-    if params.structured_outputs is not None:
-        asked = msgspec.to_builtins(params.structured_outputs)
-        unknown += [f"structured_outputs.{name}" for name in asked.keys() - _STRUCTURED]
     if unknown:
         raise InvalidRequestError(
             f"{unknown[0]} is not available: generate is a vLLM server here", param=unknown[0]

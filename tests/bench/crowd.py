@@ -21,12 +21,15 @@ from bench.split import CHAT, Started, cpu_s, started
 from bench.workloads import WORDS
 from triptych.wire import GenerateRequest, SamplingParams
 from triptych_gateway.balance import by_prefix, prefix_key
+from triptych_gateway.ring import Ring
 
 NUM_WORKERS, NUM_PROCESSES, NUM_STREAMS = 200, 4, 2_000
 STEP_MS, NUM_TOKENS = 1_000, 45
 #: Streams that are begun at a time, and seconds after the last one until workers vanish.
 _AT_ONCE, _SETTLE_S = 64, 8.0
 _NUM_ROUTED = 2_000
+#: Sizes of the fleets among which requests are routed.
+NUM_ROUTED_TO = (20, 200, 1_000)
 
 #: When a stream's events came, and the last one.
 _Answer = tuple[list[float], bytes]
@@ -53,7 +56,10 @@ def run() -> str:
             "--generate=" + ",".join(each.grpcs for each in workers),
         )
         rows = asyncio.run(_measure(gateway, derender, workers[0]))
-    rows.append((f"routing among {NUM_WORKERS}, of a request", f"{_routing_us():.0f} µs"))
+    rows += [
+        (f"routing among {count:,}, of a request", f"{_routing_us(count):.0f} µs")
+        for count in NUM_ROUTED_TO
+    ]
     return "\n".join(f"| crowd: {name} | {value} | | |" for name, value in rows)
 
 
@@ -151,13 +157,14 @@ def _median_and_most(values: list[float]) -> str:
     return f"{statistics.median(values):.2f}, {max(values):.2f}"
 
 
-def _routing_us() -> float:
+def _routing_us(num_workers: int) -> float:
     """Microseconds to hash a prompt and to choose among workers with some load."""
     rng = random.Random(0)
     workers = [
         SimulatedWorker(f"10.0.{each // 250}.{each % 250}:9002", load=rng.randrange(20))
-        for each in range(NUM_WORKERS)
+        for each in range(num_workers)
     ]
+    ring, candidates = Ring(workers), frozenset(workers)
     requests = [
         GenerateRequest(
             token_ids=[rng.randrange(50_000) for _ in range(300)], sampling_params=SamplingParams()
@@ -168,7 +175,7 @@ def _routing_us() -> float:
     for request in requests:
         key = prefix_key(request)
         assert key is not None, "a prompt of 300 tokens has whole blocks"
-        by_prefix(workers, key)
+        by_prefix(ring, candidates, key)
     return (time.perf_counter() - start) / _NUM_ROUTED * 1e6
 
 

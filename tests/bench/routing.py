@@ -4,6 +4,7 @@ The gateway's own choice (``balance``) over workers that are simulated in time: 
 cache of KV blocks, computes prompts one after the other at a constant rate, and then writes.
 """
 
+import functools
 import heapq
 import itertools
 import random
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 from triptych.wire import GenerateRequest, SamplingParams
 from triptych_gateway.balance import BLOCK_SIZE, by_prefix, least_loaded, prefix_key
+from triptych_gateway.ring import Ring
 
 NUM_WORKERS = 8
 NUM_REQUESTS = 20_000
@@ -24,7 +26,7 @@ ZIPF, NUM_SYSTEMS, NUM_PER_FAMILY, FAMILY_LEN = 1.0, 250, 5, 48
 SYSTEM_LEN, USER_LEN, OUTPUT_LEN = (100, 2_000), (20, 300), (30, 300)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SimulatedWorker:
     """Implements ``balance.Loaded``; times are seconds of the simulation."""
 
@@ -140,7 +142,14 @@ def run(rates: Sequence[float] = (40.0, 90.0)) -> str:
 
 def _by_prefix(workers: list[SimulatedWorker], request: GenerateRequest) -> SimulatedWorker:
     key = prefix_key(request)
-    return least_loaded(workers) if key is None else by_prefix(workers, key)
+    if key is None:
+        return least_loaded(workers)
+    return by_prefix(_ring_of(*workers), frozenset(workers), key)
+
+
+@functools.lru_cache(1)
+def _ring_of(*workers: SimulatedWorker) -> Ring[SimulatedWorker]:
+    return Ring(workers)
 
 
 def _system_prompt(draw: random.Random, index: int) -> list[int]:

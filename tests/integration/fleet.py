@@ -1,4 +1,4 @@
-"""deploy/compose.yaml as local processes: what ships is what is tested.
+"""deploy's compose files as local processes: what ships is what is tested.
 
 Every replica runs its service's own command, environment, volumes, user and health check, in
 network and mount namespaces of its own where they can be made (``is_private``), and names resolve
@@ -24,6 +24,7 @@ from support.private_network import PrivateNetwork
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "deploy" / "compose.yaml"
+SECURE = ROOT / "deploy" / "compose.secure.yaml"
 START_TIMEOUT_S = 200
 #: Seconds that one health check may take, as the Dockerfile says.
 CHECK_TIMEOUT_S = 5
@@ -52,6 +53,7 @@ class Fleet:
         scale: replicas by service; one of each that is not named.
         is_private: in namespaces; otherwise on loopback addresses.
         environments: a Python environment per service, instead of this one.
+        is_secure: with compose.secure.yaml.
     """
 
     def __init__(
@@ -63,13 +65,15 @@ class Fleet:
         scale: dict[str, int],
         is_private: bool,
         environments: dict[str, Path] | None = None,
+        is_secure: bool = False,
     ) -> None:
         self._folder = folder
+        files = (COMPOSE, SECURE) if is_secure else (COMPOSE,)
         self._services = {
             name: dataclasses.replace(
                 service, mounts=[_placed(mount, volumes) for mount in service.mounts]
             )
-            for name, service in read_services(COMPOSE, variables).items()
+            for name, service in read_services(files, variables).items()
         }
         self._scale = scale
         self._environments = environments or {}

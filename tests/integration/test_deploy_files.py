@@ -10,20 +10,22 @@ from typing import Any
 import pytest
 import yaml
 
-from integration.deploy_settings import CLOSE_S, DEPLOY, SETTINGS, STAGES, settings_of
-from integration.fleet import COMPOSE, ROOT
+from integration.deploy_settings import CLOSE_S, DEPLOY, PANELS, SETTINGS, STAGES, settings_of
+from integration.fleet import COMPOSE, ROOT, SECURE
 from support.compose_file import read_compose
 from support.dockerfile import Image, lineage, read_image
 from triptych.settings import PanelSettings
 from triptych_cli.main import COMMANDS
 
-SERVICES = read_compose(COMPOSE, {})["services"]
+SERVICES = read_compose((COMPOSE,), {})["services"]
 BUILT = [name for name, entry in SERVICES.items() if "build" in entry]
 IMAGES = {SERVICES[name]["build"]["target"] for name in BUILT}
 
 
-def compose_settings(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[Any, Image]:
-    entry = SERVICES[name]
+def compose_settings(
+    monkeypatch: pytest.MonkeyPatch, name: str, services: dict[str, Any] = SERVICES
+) -> tuple[Any, Image]:
+    entry = services[name]
     image = read_image(STAGES, entry["build"]["target"])
     given = {key: value for key, value in entry.get("environment", {}).items() if value is not None}
     environment = {**image.environment, **{key: str(value) for key, value in given.items()}}
@@ -130,7 +132,7 @@ def test_compose_publishes_the_gateway_and_grafana_on_loopback_alone() -> None:
 
 def test_compose_gives_generate_as_many_threads_as_cores() -> None:
     for cores in ("2", "6"):
-        entry = read_compose(COMPOSE, {"GENERATE_CPUS": cores})["services"]["generate"]
+        entry = read_compose((COMPOSE,), {"GENERATE_CPUS": cores})["services"]["generate"]
         assert str(entry["environment"]["TRIPTYCH_GENERATE_THREADS"]) == cores
         assert str(entry["deploy"]["resources"]["limits"]["cpus"]) == cores
 
@@ -140,11 +142,34 @@ def test_compose_secrets_come_from_the_callers_environment() -> None:
     assert SERVICES["derender"]["environment"]["TRIPTYCH_DERENDER_STATE_KEY"] is None
 
 
+@pytest.mark.parametrize("name", [name for name in BUILT if name != "prepare"])
+def test_secure_compose_gives_every_hop_its_secret_and_both_certificates(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = read_compose((COMPOSE, SECURE), {"SECRETS_DIR": "/made"})
+    settings, _ = compose_settings(monkeypatch, name, loaded["services"])
+    mounted = {f"/run/secrets/{each}" for each in loaded["services"][name]["secrets"]}
+    read = {"hop_secret_file", "tls_ca", "tls_cert", "tls_key"}
+    if name == "gateway":
+        read.add("api_keys_file")
+        assert settings.tls_name == "panel.triptych"
+    else:
+        (program, *_, script) = loaded["services"][name]["healthcheck"]["test"][1:]
+        assert program == "python"
+        assert f"https://127.0.0.1:{settings.http_port}/ready" in script
+    assert {str(getattr(settings, field)) for field in read} == mounted
+    for each in loaded["services"][name]["secrets"]:
+        assert loaded["secrets"][each] == {"file": f"/made/{each}"}
+
+
 # --- Prometheus and Grafana
 
 
-def test_prometheus_asks_every_service_at_its_json_port() -> None:
-    jobs = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+@pytest.mark.parametrize("file", ["prometheus.yml", "prometheus.secure.yml"])
+def test_prometheus_asks_every_service_at_its_json_port(file: str) -> None:
+    jobs = yaml.safe_load((DEPLOY / file).read_text())["scrape_configs"]
+    secure = {job["job_name"] for job in jobs if job.get("scheme") == "https"}
+    assert secure == (set(PANELS) if "secure" in file else set())
     found = {
         name: lookup["port"]
         for job in jobs

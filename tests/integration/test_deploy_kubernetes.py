@@ -16,7 +16,7 @@ from support.compose_file import read_compose
 from support.dockerfile import read_image
 from triptych_gateway.settings import GatewaySettings
 
-SERVICES = read_compose(COMPOSE, {})["services"]
+SERVICES = read_compose((COMPOSE,), {})["services"]
 IMAGES = {entry["image"] for entry in SERVICES.values() if "build" in entry}
 BASE = DEPLOY / "k8s" / "base"
 OVERLAYS = [*(DEPLOY / "k8s" / "overlays").iterdir()]
@@ -170,6 +170,35 @@ def test_gpu_overlay_starts_generate_with_what_its_settings_know(
     container["args"] = [each.replace("$(MODEL)", "smollm2") for each in container["args"]]
     settings = pod_settings(monkeypatch, "generate", container)
     assert settings.device == "cuda"
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_secure_component_gives_every_hop_its_secret_and_both_certificates(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = yaml.safe_load((DEPLOY / f"k8s/components/secure/{name}.yaml").read_text())
+    assert patch["metadata"]["name"] == name
+    pod = patch["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    given = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    settings = settings_of(monkeypatch, [name], given)
+    read = {"hop_secret_file", "tls_ca", "tls_cert", "tls_key"}
+    end = "gateway" if name == "gateway" else "panel"
+    files = {"hop-secret", "ca.pem", f"{end}.pem", f"{end}.key"}
+    if name == "gateway":  # TRIPTYCH_GATEWAY_API_KEY of the base goes: one of both may be given
+        read.add("api_keys_file")
+        files.add("api-keys")
+        assert {"name": "TRIPTYCH_GATEWAY_API_KEY", "$patch": "delete"} in container["env"]
+        assert settings.tls_name == "panel.triptych"
+    else:
+        assert pod["metadata"]["annotations"] == {"prometheus.io/scheme": "https"}
+        probes = {key: each for key, each in container.items() if key.endswith("Probe")}
+        base = DEPLOYMENTS[name]["spec"]["template"]["spec"]["containers"][0]
+        assert probes.keys() == {key for key in base if key.endswith("Probe")}
+        assert all(each == {"httpGet": {"scheme": "HTTPS"}} for each in probes.values())
+    assert {str(getattr(settings, field)) for field in read} == {f"/secrets/{f}" for f in files}
+    (volume,) = pod["spec"]["volumes"]
+    assert volume["secret"]["secretName"] == f"triptych-{end}"
 
 
 def _containers(pod: Any) -> Iterator[Any]:

@@ -4,21 +4,28 @@ import os
 import re
 import shutil
 import signal
+import ssl
+import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
 import yaml
 
+from integration.deploy_settings import DEPLOY
 from integration.fleet import COMPOSE, Fleet
 from support.containers import run_inside
 from support.private_network import can_have_networks
 from support.tiny_models import make_tiny_model
+from triptych.hops import Tls
 from triptych.settings import cache_directory
+from triptych.v1 import generate_pb2, generate_pb2_grpc
 
 pytestmark = [
     pytest.mark.model,
@@ -42,9 +49,17 @@ def models_dir(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def fleet_of(models_dir: Path, folder: Path, cache: Path, **options: Any) -> Fleet:
-    variables = {"MODEL": "/models/tiny", "MODELS_DIR": str(models_dir), "GENERATE_CPUS": "1"}
-    return Fleet(folder, variables=variables, volumes={"cache": cache}, **options)
+def fleet_of(
+    models_dir: Path,
+    folder: Path,
+    cache: Path,
+    *,
+    variables: dict[str, str] | None = None,
+    **options: Any,
+) -> Fleet:
+    known = {"MODEL": "/models/tiny", "MODELS_DIR": str(models_dir), "GENERATE_CPUS": "1"}
+    known |= variables or {}
+    return Fleet(folder, variables=known, volumes={"cache": cache}, **options)
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +95,10 @@ def fleet(
         yield started
 
 
-def ask(fleet: Fleet, **extra: Any) -> Any:
+def ask(fleet: Fleet, api_key: str = "none", **extra: Any) -> Any:
     """One greedy chat answer with logprobs, by the openai client; its own retries are on."""
     url = f"{fleet.url('gateway')}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=8) as client:
+    with openai.OpenAI(base_url=url, api_key=api_key, max_retries=8) as client:
         answer = client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "Say hi."}],
@@ -191,13 +206,89 @@ def test_image_has_torch_where_it_computes_alone(
     assert run_inside(container, asked, timeout_s=60) == (service == "generate")
 
 
-def test_fleet_without_namespaces_answers_alike(models_dir: Path, tmp_path: Path) -> None:
-    scale = {"render": 2}
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What deploy/make-secrets.sh wrote into ``folder``."""
+
+    folder: Path
+
+    @property
+    def key(self) -> str:
+        return (self.folder / "api-keys").read_text().split()[0]
+
+    @property
+    def bearer(self) -> str:
+        return f"Bearer {(self.folder / 'hop-secret').read_text().strip()}"
+
+    def get(self, url: str, path: str, **headers: str) -> httpx.Response:
+        """From a panel's JSON door, as Prometheus is told to ask: by its name, whatever its host.
+
+        ``path`` with a body is a POST.
+        """
+        trusted = ssl.create_default_context(cafile=str(self.folder / "ca.pem"))
+        with httpx.Client(verify=trusted, base_url=url.replace("http:", "https:")) as client:
+            request = client.build_request("POST", path, json={"prompt": "hi"}, headers=headers)
+            if path == "/metrics":
+                request = client.build_request("GET", path)
+            request.extensions["sni_hostname"] = "panel.triptych"
+            return client.send(request)
+
+    def grpc_code(self, target: str, *, cert: bool, secret: bool) -> grpc.StatusCode | None:
+        """How generate's gRPC door refuses; None: it answers."""
+        tls = Tls(None, None, self.folder / "ca.pem")
+        if cert:
+            tls = Tls(self.folder / "gateway.pem", self.folder / "gateway.key", tls.ca)
+        options = [("grpc.ssl_target_name_override", "panel.triptych")]
+        metadata = (("authorization", self.bearer),) if secret else ()
+        with grpc.secure_channel(target, tls.channel_credentials(), options) as channel:
+            stub = generate_pb2_grpc.GenerateServiceStub(channel)
+            try:
+                stub.GetInfo(generate_pb2.GetInfoRequest(), timeout=20, metadata=metadata)
+            except grpc.RpcError as error:
+                code: grpc.StatusCode = error.code()
+                return code
+        return None
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Secrets:
+    if shutil.which("openssl") is None:
+        pytest.skip("make-secrets.sh needs openssl")
+    folder = tmp_path_factory.mktemp("secrets")
+    subprocess.run(["sh", DEPLOY / "make-secrets.sh", folder], check=True, timeout=60)
+    return Secrets(folder)
+
+
+def test_fleet_without_namespaces_answers_alike_to_those_who_may_ask(
+    models_dir: Path, secrets: Secrets, tmp_path: Path
+) -> None:
+    """With compose.secure.yaml: every door refuses who lacks a key, a secret or a certificate."""
     with fleet_of(
-        models_dir, tmp_path, cache_directory(), is_private=False, scale=scale
+        models_dir,
+        tmp_path,
+        cache_directory(),
+        variables={"SECRETS_DIR": str(secrets.folder)},
+        is_private=False,
+        is_secure=True,
+        scale={"render": 2},
     ) as started:
-        undisturbed = ask(started)
+        undisturbed = ask(started, secrets.key)
         assert len(undisturbed["logprobs"]["content"]) == 8
+        for wrong in ("none", secrets.bearer):
+            with pytest.raises(openai.AuthenticationError):
+                ask(started, wrong)
+        render = started.url("render")
+        assert secrets.get(render, "/tokenize").status_code == 401
+        assert secrets.get(render, "/tokenize", authorization=secrets.bearer).status_code == 200
+        for panel in ("render", "generate", "derender"):
+            assert secrets.get(started.url(panel), "/metrics").status_code == 200
+        worker = f"{started.replicas('generate')[0].container.address}:9002"
+        assert secrets.grpc_code(worker, cert=True, secret=True) is None
+        refused = secrets.grpc_code(worker, cert=True, secret=False)
+        assert refused is grpc.StatusCode.UNAUTHENTICATED
+        refused = secrets.grpc_code(worker, cert=False, secret=True)
+        assert refused is grpc.StatusCode.UNAVAILABLE
         started.send("render", 0, signal.SIGKILL)
-        assert ask(started) == undisturbed
-        assert ask(started, structured_outputs={"choice": ["yes"]})["message"]["content"] == "yes"
+        assert ask(started, secrets.key) == undisturbed
+        choice = ask(started, secrets.key, structured_outputs={"choice": ["yes"]})
+        assert choice["message"]["content"] == "yes"

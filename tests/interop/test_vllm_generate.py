@@ -1,6 +1,8 @@
 """Our gateway, render and derender in front of vLLM's engine, asked by the openai client."""
 
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -8,7 +10,7 @@ import openai
 import pytest
 
 from interop.chats import MODEL, QUESTION, ask, ask_stream, client, complete, joined
-from support.stack import Stack
+from support.stack import Stack, running_gateway, running_stack
 
 
 def test_gateway_is_ready_and_serves_vllms_model(gateway_to_vllm: str) -> None:
@@ -86,6 +88,29 @@ def test_structured_output_needs_vllms_tokenizer(gateway_to_vllm: str, vllm_gene
         assert answer.json()["choices"][0]["message"]["content"] in {"yes", "no"}
     else:
         assert answer.status_code == 400
+
+
+def test_required_call_is_held_by_vllm(vllm_generate: str, smollm2_dir: Path) -> None:
+    """By the structural tag of our render, in a format that the model never saw."""
+    assert smollm2_dir.is_dir()
+    city = {"type": "string", "maxLength": 12}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
+    function = {"name": "get_weather", "parameters": schema}
+    fields: dict[str, Any] = {"tools": [{"type": "function", "function": function}]}
+    fields |= {"tool_choice": "required", "max_tokens": 80}
+    with (
+        running_stack("--response-template=hermes") as hermes,
+        running_gateway(hermes, generate=vllm_generate) as base,
+    ):
+        if not has_tokenizer(vllm_generate):
+            with pytest.raises(openai.BadRequestError):
+                ask(base, **fields)
+            return
+        (choice,) = ask(base, **fields).choices
+    (call, *_) = choice.message.tool_calls
+    assert call.function.name == "get_weather"
+    assert isinstance(json.loads(call.function.arguments)["city"], str)
+    assert choice.finish_reason == "tool_calls"
 
 
 def has_tokenizer(vllm: str) -> bool:

@@ -117,7 +117,10 @@ def _shown(path: Path) -> Mount:
 
 def _volume(mount: Mount) -> list[str]:
     source, target = shlex.quote(mount.source), "$root" + shlex.quote(mount.target)
-    lines = [f"mkdir -p {target}", f"mount --bind {source} {target}"]
+    lines = [f"mkdir -p {target}"]
+    if Path(mount.source).is_file():
+        lines = [f"mkdir -p $(dirname {target})", f"touch {target}"]
+    lines += [f"mount --bind {source} {target}"]
     return lines if mount.is_writable else [*lines, f"mount -o remount,bind,ro {target}"]
 
 

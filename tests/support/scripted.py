@@ -45,20 +45,26 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
     """A generate server that sends the same ids, one by one, for every sequence of a request.
 
-    Without a ``finish_reason`` it begins again for ever.
-    ``requests``: what came, and ``begun`` is set. ``num_sent``: ids per request so far.
-    ``aborted``: set when a caller left before the end.
+    Without a ``finish_reason`` it begins again for ever. ``step_s``: seconds between two ids.
+    ``requests``: what came, and ``begun`` is set. ``num_sent``: ids per request so far. ``ended``:
+    set when a request has; ``aborted``: when its caller left before that.
     """
 
     def __init__(
-        self, token_ids: Sequence[int], finish_reason: FinishReason | None = "stop"
+        self,
+        token_ids: Sequence[int],
+        finish_reason: FinishReason | None = "stop",
+        *,
+        step_s: float = _STEP_S,
     ) -> None:
         self._token_ids = token_ids
+        self._step_s = step_s
         self._finish_reason = finish_reason
         self.requests: list[GenerateRequest] = []
         self.num_sent = 0
         self.begun = asyncio.Event()
         self.aborted = asyncio.Event()
+        self.ended = asyncio.Event()
 
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: _Context
@@ -89,6 +95,7 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
             yield mailbox
         finally:
             sending.cancel()
+            self.ended.set()
             if not mailbox.has_ended:
                 self.aborted.set()
 
@@ -100,7 +107,7 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
                 mailbox.fail(error)
                 return
             self.num_sent += 1
-            await asyncio.sleep(_STEP_S)
+            await asyncio.sleep(self._step_s)
 
     async def Abort(
         self, request: generate_pb2.AbortRequest, context: _Context

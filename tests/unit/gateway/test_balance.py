@@ -1,7 +1,6 @@
 """Which replica a prompt goes to: affinity, bounds, and what moves when replicas come and go."""
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 
 from hypothesis import given
@@ -17,6 +16,7 @@ from triptych_gateway.balance import (
     least_loaded,
     prefix_key,
 )
+from triptych_gateway.ring import Ring
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,6 @@ class Place:
 
 def places(count: int) -> list[Place]:
     return [Place(f"10.0.0.{index}:9002") for index in range(count)]
-
-
-def keys(count: int) -> list[bytes]:
-    return [index.to_bytes(16) for index in range(count)]
 
 
 def request(token_ids: list[int], salt: str | None = None) -> GenerateRequest:
@@ -60,28 +56,8 @@ def test_key_of_a_resumed_request_is_its_prompts() -> None:
     assert prefix_key(resumed) is prefix_key(request(ids[:-1])) is None
 
 
-def test_idle_replicas_get_equal_shares_and_a_prefix_always_the_same_one() -> None:
-    fleet, asked = places(5), keys(5000)
-    chosen = [by_prefix(fleet, key) for key in asked]
-    assert chosen == [by_prefix(fleet[::-1], key) for key in asked]
-    counts = Counter(each.address for each in chosen)
-    assert len(counts) == 5
-    assert max(counts.values()) < 1.15 * min(counts.values())
-
-
-def test_shares_follow_the_capacity() -> None:
-    fleet = [Place("a", capacity=100), Place("b", capacity=300)]
-    counts = Counter(by_prefix(fleet, key).address for key in keys(4000))
-    assert 2.7 < counts["b"] / counts["a"] < 3.3
-
-
-def test_replica_that_goes_moves_only_its_own_prefixes() -> None:
-    fleet, asked = places(6), keys(1000)
-    before = {key: by_prefix(fleet, key) for key in asked}
-    gone, rest = fleet[2], [*fleet[:2], *fleet[3:]]
-    for key in asked:
-        if before[key] != gone:
-            assert by_prefix(rest, key) == before[key]
+def routed(fleet: list[Place], key: bytes) -> Place:
+    return by_prefix(Ring(fleet), frozenset(fleet), key)
 
 
 loads = st.lists(
@@ -93,35 +69,49 @@ loads = st.lists(
         st.booleans(),
     ),
     min_size=1,
-    max_size=12,
+    max_size=24,
+    unique_by=lambda each: each.address,
 )
+hashes = st.binary(min_size=16, max_size=16)
 
 
-@given(fleet=loads, key=st.binary(min_size=16, max_size=16))
+@given(fleet=loads, key=hashes)
 def test_bound_is_never_exceeded(fleet: list[Place], key: bytes) -> None:
-    chosen = by_prefix(fleet, key)
+    chosen = routed(fleet, key)
     total = 1 + sum(each.load for each in fleet)
     share = total * chosen.capacity / sum(each.capacity for each in fleet)
     assert chosen.load + 1 <= max(MIN_BOUND, math.ceil(MAX_SHARE * share))
 
 
+@given(names=st.sets(st.uuids().map(str), min_size=2, max_size=30), key=hashes)
+def test_prefix_stays_at_its_replica_and_moves_with_it_alone(names: set[str], key: bytes) -> None:
+    fleet = [Place(each) for each in names]
+    chosen = routed(fleet, key)
+    assert chosen == routed(fleet[::-1], key)
+    for gone in fleet:
+        rest = [each for each in fleet if each != gone]
+        listed = by_prefix(Ring(fleet), frozenset(rest), key)
+        assert listed == routed(rest, key)
+        if gone != chosen:
+            assert listed == chosen
+
+
+@given(names=st.sets(st.uuids().map(str), min_size=3, max_size=15), key=hashes)
+def test_hot_prefix_spills_to_the_next_in_its_order(names: set[str], key: bytes) -> None:
+    order = list(Ring([Place(each) for each in names]).order(key))
+    hot = {order[0].address: 50}
+    fleet = [Place(each, load=hot.get(each, 1)) for each in names]
+    assert routed(fleet, key).address == order[1].address
+
+
 def test_full_replica_is_passed_over_unless_all_are() -> None:
-    first = by_prefix(places(3), b"k" * 16).address
+    first = routed(places(3), b"k" * 16).address
 
     def full(*names: str) -> list[Place]:
         return [Place(each.address, is_full=each.address in names) for each in places(3)]
 
-    assert by_prefix(full(first), b"k" * 16).address != first
-    assert by_prefix(full(*(each.address for each in places(3))), b"k" * 16).address == first
-
-
-def test_hot_prefix_spills_to_the_same_next_replica() -> None:
-    key = b"k" * 16
-    first = by_prefix(places(4), key).address
-    hot = [Place(each.address, load=50 if each.address == first else 1) for each in places(4)]
-    second = by_prefix(hot, key).address
-    assert second != first
-    assert second == by_prefix([each for each in hot if each.address != first], key).address
+    assert routed(full(first), b"k" * 16).address != first
+    assert routed(full(*(each.address for each in places(3))), b"k" * 16).address == first
 
 
 @given(fleet=loads)

@@ -15,6 +15,7 @@ from triptych.errors import InternalError, InvalidRequestError, TriptychError, U
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
 from triptych.structured import make_vocabulary
 from triptych.wire import ChoiceDelta, Generated, GenerateDelta, Vocabulary
+from triptych_gateway.attempts import NO_PATIENCE, Patience
 from triptych_gateway.failover_text import Derender, FailoverDerender, FailoverRender
 from triptych_gateway.links import ReplyFeed
 from triptych_gateway.replica import Connection
@@ -138,8 +139,8 @@ async def written(derender: FailoverDerender, token_ids: list[int]) -> list[byte
     return chunks
 
 
-def derender_of(replicas: ReplicaSet[Derender], take_over_timeout_s: float = 5) -> FailoverDerender:
-    return FailoverDerender(replicas, take_over_timeout_s=take_over_timeout_s)
+def derender_of(replicas: ReplicaSet[Derender], take_over_s: float = 5) -> FailoverDerender:
+    return FailoverDerender(replicas, Patience(0, take_over_s))
 
 
 errors = st.lists(st.sampled_from([None, None, None, unreachable()]), max_size=20)
@@ -212,7 +213,7 @@ async def test_request_that_derender_refuses_is_refused() -> None:
 async def test_render_is_tried_at_each_replica_once() -> None:
     replicas = [Replica(each, errors=[unreachable()]) for each in "abc"]
     async with watched(FakeRender, *replicas) as found:
-        render = FailoverRender(found)
+        render = FailoverRender(found, NO_PATIENCE)
         with pytest.raises(UnavailableError):
             await render.render("chat", b"{}", "r")
         assert [each.num_calls for each in replicas] == [1, 1, 1]
@@ -224,7 +225,7 @@ async def test_render_that_hangs_or_fails_is_replaced_by_another() -> None:
     async with watched(FakeRender, first, second) as found:
         await until_state(found, up=1, down=1)
         first.hangs, second.probe_error = True, None
-        render = FailoverRender(found)
+        render = FailoverRender(found, NO_PATIENCE)
         assert await render.tokenize(b"t") == b"t"
         assert (first.num_calls, second.num_calls) == (1, 1)
         await until_state(found, up=1, down=1)

@@ -15,6 +15,7 @@ from triptych.errors import UnavailableError
 from triptych.http import create_app
 from triptych.rpc import RpcServer
 from triptych.wire import GenerateRequest, SamplingParams
+from triptych_gateway.attempts import Patience
 from triptych_gateway.failover import FailoverGenerate
 from triptych_gateway.fleet import Fleet
 from triptych_gateway.fleet_metrics import FleetCollector
@@ -27,7 +28,9 @@ from triptych_gateway.settings import GatewaySettings
 async def fleet_of(*ports: int) -> AsyncIterator[tuple[Fleet, httpx.AsyncClient]]:
     """A gateway over one render, generate and derender at ``ports``."""
     render, generate, derender = (f"127.0.0.1:{port}" for port in ports)
-    settings = GatewaySettings(render=render, generate=generate, derender=derender)
+    settings = GatewaySettings(
+        render=render, generate=generate, derender=derender, come_up_timeout_s=0.2
+    )
     fleet = Fleet(settings)
     app = create_gateway_app(
         fleet.panels,
@@ -39,7 +42,7 @@ async def fleet_of(*ports: int) -> AsyncIterator[tuple[Fleet, httpx.AsyncClient]
         yield fleet, client
 
 
-async def test_fleet_that_nobody_serves_is_not_ready_and_refuses_at_once() -> None:
+async def test_fleet_that_nobody_serves_is_not_ready_and_refuses() -> None:
     async with fleet_of(*free_ports(3)) as (_, client):
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/health")).status_code == 200
@@ -72,7 +75,7 @@ async def test_figures_count_outstanding_sequences_retries_and_resumes() -> None
     registry = CollectorRegistry()
     async with fake_workers(worker) as replicas:
         registry.register(FleetCollector((replicas,)))
-        link = FailoverGenerate(replicas, timeout_s=9, take_over_timeout_s=9)
+        link = FailoverGenerate(replicas, Patience(0, 9))
         answer = link.generate(GenerateRequest(token_ids=[1], sampling_params=params))
         for _ in range(2):
             async with asyncio.timeout(9):

@@ -69,6 +69,17 @@ async def test_whole_answer_joins_each_prompts_deltas(path: str) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+async def test_request_that_takes_too_long_is_a_504_and_aborts(is_stream: bool) -> None:
+    generate = FakeGenerate(silent)
+    panels = Panels(FakeRender(), generate, FakeDerender())
+    app = create_gateway_app(panels, max_body_bytes=10_000, request_timeout_s=0.2)
+    async with http_client(app) as client:
+        answer = await client.post(PATHS[0], json={"prompts": [[1], [2]], "stream": is_stream})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert len(generate.aborted) == 2
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
 async def test_prompts_of_a_large_request_take_turns(is_stream: bool) -> None:
     num_prompts = 3 * MAX_RUNNING + 1
     running: set[str | None] = set()
