@@ -83,16 +83,43 @@ class SlowRender(RenderServicer):
         self.work = Work()
         self._pause_s = pause_s
 
-    async def RenderChat(
-        self, request: render_pb2.RenderRequest, context: _Context
-    ) -> render_pb2.RenderResponse:
-        with self.work.running(context.time_remaining()):
+    async def Session(
+        self, request_iterator: AsyncIterator[render_pb2.RenderCommands], context: _Context
+    ) -> AsyncIterator[render_pb2.RenderStep]:
+        steps: asyncio.Queue[render_pb2.RenderStep] = asyncio.Queue()
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._take(request_iterator, steps))
+            try:
+                while True:
+                    yield await steps.get()
+            finally:
+                reading.cancel()
+
+    async def _take(
+        self,
+        commands: AsyncIterator[render_pb2.RenderCommands],
+        steps: asyncio.Queue[render_pb2.RenderStep],
+    ) -> None:
+        running: dict[int, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as tasks:
+            async for each in commands:
+                for submit in each.submits:
+                    running[submit.key] = tasks.create_task(self._render(submit, steps))
+                for key in each.aborts:
+                    running[key].cancel()
+
+    async def _render(
+        self, submit: render_pb2.SubmitRender, steps: asyncio.Queue[render_pb2.RenderStep]
+    ) -> None:
+        with self.work.running(submit.timeout_s):
             await asyncio.sleep(self._pause_s)
-        asked = msgspec.json.decode(request.body)
+        asked = msgspec.json.decode(submit.request.body)
         params = SamplingParams(n=1, seed=1, max_tokens=100)
         generate = GenerateRequest(token_ids=[1], sampling_params=params, request_id="r")
         spec = ReplySpec(endpoint="chat", model="m", stream=asked["stream"])
-        return rendered_to_proto(Rendered(requests=[generate], spec=spec))
+        response = rendered_to_proto(Rendered(requests=[generate], spec=spec))
+        answer = render_pb2.RenderAnswer(key=submit.key, response=response)
+        steps.put_nowait(render_pb2.RenderStep(answers=[answer]))
 
     async def Tokenize(
         self, request: render_pb2.TextRequest, context: _Context
@@ -214,7 +241,7 @@ async def slow_fleet(
     async with AsyncExitStack() as stack:
         targets: dict[str, Any] = {}
         for name, server in servers.items():
-            app = create_app(name, description="", model=("m", None))
+            app = create_app(name, model=("m", None))
             service = await stack.enter_async_context(listening(app, server))
             targets[name] = service.addresses[1].removeprefix("grpc://")
         settings = GatewaySettings(
