@@ -142,7 +142,7 @@ def _event(name: str) -> Schema:
         "comment line fills 15 seconds of silence.",
         "properties": {
             "data": {"anyOf": [data, {"const": "[DONE]"}]},
-            "event": {"const": "error"},
+            "event": {"enum": ["message", "error"]},  # unnamed ones are messages
         },
         "required": ["data"],
     }
