@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import subprocess
+import termios
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class Terminal:
 def terminal(command: Sequence[str], **environment: str) -> Iterator[Terminal]:
     """``command`` with a terminal that has colours, from which Ctrl-C reaches it."""
     fd, child_fd = pty.openpty()
+    termios.tcsetwinsize(fd, (40, 100))
     name = os.ttyname(child_fd)  # kept open: it shall not close before the command opens it
     # the first terminal that a session's leader opens becomes its own
     opening = f'exec "$@" <{name} >{name} 2>&1'
