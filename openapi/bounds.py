@@ -25,6 +25,7 @@ TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID - 1
 MAX_N = Limits(vocab_size=1, max_model_len=1).max_n
 _STRING: Schema = {"type": "string", "maxLength": MAX_STRING_CHARS}
 _NOT_BLANK = r"[^\s\x1c-\x1f\x85]"
+_BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _KIND_OF = {
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), "number"),
     **dict.fromkeys(("minLength", "maxLength", "pattern"), "string"),
@@ -113,6 +114,7 @@ DETOKENIZE: Mapping[str, Schema] = {"tokens": ids()}
 VOCABULARY: Mapping[str, Schema] = {
     "fingerprint": {"minLength": 1, "maxLength": MAX_FINGERPRINT_CHARS},
     "sha256": {"pattern": "^[0-9a-f]{64}$"},
+    "tokens": {"items": {"type": "string", "contentEncoding": "base64", "pattern": _BASE64}},
 }
 CHOICE: Mapping[str, Schema] = {"index": {"maximum": MAX_CHOICES - 1}}
 #: What derender reads of an OpenAI request.
