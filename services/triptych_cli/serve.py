@@ -17,7 +17,7 @@ from triptych.errors import DeadlineError, SetupError, UnavailableError
 from triptych.event_loop import run_loop
 from triptych.hops import Hops, read_secret
 from triptych.models import ModelLocation, ensure
-from triptych.serving import Service, first_of, serve, stop_on_signals
+from triptych.serving import Service, check_ports, first_of, serve, stop_on_signals
 from triptych.settings import ModelSettings, SecretSettings, ServiceSettings, TemplateSettings
 from triptych.wire import ModelInfo
 from triptych_cli.serve_settings import ServeSettings
@@ -54,6 +54,7 @@ _PASSED_TO_GENERATE = {
 
 
 def main(settings: ServeSettings) -> int:
+    check_ports(settings)
     settings = _with_generate_ports(settings)
     logs.configure(settings.log_level, settings.log_format)
     tracing.configure("serve", settings.otlp_endpoint)

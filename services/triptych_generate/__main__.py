@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from triptych import logs
 from triptych.hops import panel_hops
 from triptych.models import ensure, require_files
-from triptych.serving import Service, run_service
+from triptych.serving import Service, check_ports, run_service
 from triptych_generate.http import create_generate_app
 from triptych_generate.options import EngineOptions, GrammarLimits
 from triptych_generate.rpc import create_generate_rpc
@@ -16,6 +16,7 @@ from triptych_generate.settings import GenerateSettings
 
 def main(settings: GenerateSettings) -> int:
     logs.configure(settings.log_level, settings.log_format)
+    check_ports(settings)
     service = GenerateService.load(engine_options(settings))
     return run_service(lambda: create_generate_service(service, settings), settings)
 

@@ -244,6 +244,17 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
     )
 
 
+def check_ports(settings: ServiceSettings) -> None:
+    """Fail before a model is loaded where a port of ``settings`` is in use.
+
+    Raises:
+        SetupError: with the first of them.
+    """
+    for name, port in settings:
+        if name.endswith("_port") and port:
+            _bind(settings.host, port).close()
+
+
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
