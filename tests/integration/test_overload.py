@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 #: Bounds of the gateway by requests and by prompt tokens, and of generate: a step holds as many as
-#: may wait beside it.
+#: may wait beside it, but all may come before the step that starts the first of them.
 BOUNDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_requests": ROOM}, {}),
     ({"max_prompt_tokens": 5 * ROOM}, {}),
@@ -51,7 +51,9 @@ async def test_admitted_requests_finish_and_the_others_are_refused_at_once(
             asking = [ask(client, is_stream=bool(index % 2)) for index in range(10 * ROOM)]
             ends = Counter(await asyncio.gather(*asking))
             assert set(ends) == {"whole", "refused"}
-            assert ROOM <= ends["whole"] < 5 * ROOM  # who comes late may find room again
+            assert (
+                (ROOM if gateway else ROOM // 2) <= ends["whole"] < 5 * ROOM
+            )  # who comes late may find room again
         await all_is_given_back(fleet)
 
 

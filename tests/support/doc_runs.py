@@ -30,12 +30,13 @@ def run_blocks(blocks: Sequence[Block], stack: Stack, folder: Path, *, cwd: Path
     plan = folder / "plan.json"
     plan.write_text(at_the_stack(json.dumps(steps), stack))
     (folder / ".curlrc").write_text("fail-with-body\n")
+    urls = {f"TRIPTYCH_{name}_URL": stack.gateway for name in ("SCORE", "CHAT", "BENCH")}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         [sys.executable, RUNNER, plan],
         check=False,
         cwd=cwd,
-        env=os.environ | {"PATH": path, "CURL_HOME": str(folder)},
+        env=os.environ | urls | {"PATH": path, "CURL_HOME": str(folder)},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
