@@ -55,8 +55,15 @@ def test_a_long_answer_stays_in_view_while_it_grows(
     open_lens: OpenLens, scripted: dict[str, str]
 ) -> None:
     page = open_lens(scripted["long"])
+    page.evaluate("""() => {
+      window.places = [];
+      addEventListener("scroll", () => places.push(scrollY));
+    }""")
     run(page, max_tokens="2000", logprobs="2")
     expect(part(page, ".end")).to_be_in_viewport()  # soon: scrolls are throttled, the last one too
+    places = page.evaluate("places")
+    assert len(places) > 1
+    assert places == sorted(places), "the page went back"
 
 
 def test_dark_follows_the_system_and_the_button(

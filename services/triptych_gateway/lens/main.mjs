@@ -72,7 +72,7 @@ function setRunning(isRunning) {
   const hadFocus = [find("#run"), find("#stop")].includes(document.activeElement);
   find("#run").hidden = isRunning;
   find("#stop").hidden = !isRunning;
-  if (hadFocus) find(isRunning ? "#stop" : "#run").focus();
+  if (hadFocus) find(isRunning ? "#stop" : "#run").focus({ preventScroll: true });
 }
 
 async function showModel() {
