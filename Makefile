@@ -32,9 +32,10 @@ help:  ## list the commands
 install: $(VENV)/.installed  ## make .venv and install everything, locked
 
 $(VENV)/.installed: pyproject.toml $(LOCK)
-	$(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV), once: PyTorch (200 MB), then 100 smaller packages; some minutes"
+	@$(PYTHON) -m venv $(VENV)
 	@# torch first and alone: an open range would pull a CUDA build of gigabytes on a machine without a GPU
-	$(BIN)/python deploy/install_torch.py $(TORCH)
+	@$(BIN)/python deploy/install_torch.py $(TORCH)
 	$(BIN)/pip install --disable-pip-version-check -q -c $(LOCK) -e '.[dev]'
 	@# alone: it requires triton (286 MB) for kernels that are not used here
 	$(BIN)/pip install --disable-pip-version-check -q -c $(LOCK) --no-deps xgrammar

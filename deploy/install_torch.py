@@ -27,7 +27,7 @@ def main() -> int:
             f"names it): make install TORCH_INDEX=URL\n"
         )
         return 1
-    return subprocess.run([*PIP, "install", "-q", *where, requirement], check=False).returncode
+    return subprocess.run([*PIP, "install", *where, requirement], check=False).returncode
 
 
 def is_installed(requirement: str) -> bool:
