@@ -97,7 +97,7 @@ def test_required_call_is_held_by_vllm(vllm_generate: str, smollm2_dir: Path) ->
     schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
     function = {"name": "get_weather", "parameters": schema}
     fields: dict[str, Any] = {"tools": [{"type": "function", "function": function}]}
-    fields |= {"tool_choice": "required", "max_tokens": 80}
+    fields |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 80}
     with (
         running_stack("--response-template=hermes") as hermes,
         running_gateway(hermes, generate=vllm_generate) as base,
