@@ -13,7 +13,7 @@ import socket
 import struct
 import subprocess
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -48,6 +48,7 @@ class PrivateNetwork:
         self._is_up = threading.Event()
         self._stop = asyncio.Event()
         self._doors: list[asyncio.Server] = []
+        self._carrying: set[asyncio.Task[Any] | None] = set()
 
     def __enter__(self) -> "PrivateNetwork":
         _ip("netns", "add", self._hub)
@@ -87,13 +88,23 @@ class PrivateNetwork:
         listener = socket.create_server(("127.0.0.1", 0))  # made here: it belongs to this network
 
         async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.closing(writer), contextlib.suppress(OSError):
+            with self._kept(), contextlib.closing(writer), contextlib.suppress(OSError):
                 inside, outside = await asyncio.open_connection(address, port)
                 with contextlib.closing(outside):
                     await asyncio.gather(_pour(reader, outside), _pour(inside, writer))
 
         self._doors.append(self._call(asyncio.start_server(carry, sock=listener)))
         return int(listener.getsockname()[1])
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Hold the task that runs: nothing else does where both of its sockets are half closed."""
+        task = asyncio.current_task()
+        self._carrying.add(task)
+        try:
+            yield
+        finally:
+            self._carrying.discard(task)
 
     def _live_in_hub(self) -> None:
         """The thread that lives in the hub's namespace: what it opens is there."""
