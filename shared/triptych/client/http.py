@@ -4,13 +4,13 @@ import ssl
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import httpx
 
 from triptych.client import calls, panels, scores
 from triptych.client.calls import Call, Plan
+from triptych.client.closing import Closing
 from triptych.client.events import EventReader
 from triptych.client.failures import error_of_answer, http_errors
 from triptych.client.fields import (
@@ -35,7 +35,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _NUM_KEPT = 64
 
 
-class Client:
+class Client(Closing):
     """One server: the gateway, or a panel for the endpoints that it has. Safe between threads.
 
     Every method raises the server's own error from ``triptych.errors``.
@@ -128,17 +128,6 @@ class Client:
 
     def close(self) -> None:
         self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _run(self, plan: Plan[_T]) -> _T:
         answer = None

@@ -4,13 +4,13 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import httpx
 
 from triptych.client import calls, panels, scores
 from triptych.client.calls import Call, Plan
+from triptych.client.closing import AsyncClosing
 from triptych.client.events import EventReader
 from triptych.client.failures import error_of_answer, http_errors
 from triptych.client.fields import (
@@ -32,7 +32,7 @@ from triptych.wire import Generated, GenerateDelta, GenerateRequest
 _T = TypeVar("_T")
 
 
-class AsyncClient:
+class AsyncClient(AsyncClosing):
     """``Client`` for asyncio; what its methods do says ``Client``."""
 
     def __init__(
@@ -116,17 +116,6 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def _run(self, plan: Plan[_T]) -> _T:
         answer = None

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Generator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
+from triptych.client.closing import Closing
 from triptych.client.retries import DEFAULT_RETRIES, Retries
 from triptych.client.scores import Score, score_of_columns
 from triptych.client.streams import Stream
@@ -30,7 +30,7 @@ from triptych.wire import (
 OPTIONS: list[tuple[str, Any]] = [*SIZES, *KEEP_ALIVE, *RECONNECT]
 
 
-class GenerateClient:
+class GenerateClient(Closing):
     """One generate worker. Safe between threads.
 
     Every method raises the server's own error from ``triptych.errors``.
@@ -96,17 +96,6 @@ class GenerateClient:
 
     def close(self) -> None:
         self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _deltas(self, request: GenerateRequest) -> Generator[GenerateDelta, None, None]:
         attempts, has_begun = self._retries.begin(), False

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import grpc.aio
 
+from triptych.client.closing import AsyncClosing
 from triptych.client.retries import DEFAULT_RETRIES, Retries
 from triptych.client.rpc import (
     OPTIONS,
@@ -26,7 +26,7 @@ from triptych.v1 import generate_pb2, generate_pb2_grpc
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
 
 
-class AsyncGenerateClient:
+class AsyncGenerateClient(AsyncClosing):
     """``GenerateClient`` for asyncio; what its methods do says ``GenerateClient``."""
 
     def __init__(
@@ -76,17 +76,6 @@ class AsyncGenerateClient:
 
     async def aclose(self) -> None:
         await self._channel.close(None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def _deltas(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
         attempts, has_begun = self._retries.begin(), False

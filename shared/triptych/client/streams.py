@@ -1,13 +1,14 @@
 """Streams of parts: iterate over one, and close it to end the answer early."""
 
 from collections.abc import AsyncGenerator, Generator
-from types import TracebackType
 from typing import Generic, Self, TypeVar
+
+from triptych.client.closing import AsyncClosing, Closing
 
 _T = TypeVar("_T")
 
 
-class Stream(Generic[_T]):
+class Stream(Closing, Generic[_T]):
     """Parts of an answer as they come. The request is sent when the first is asked for.
 
     Leaving ``with`` (or ``close``) before the end cancels the answer at the server.
@@ -25,19 +26,8 @@ class Stream(Generic[_T]):
     def close(self) -> None:
         self._parts.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class AsyncStream(Generic[_T]):
+class AsyncStream(AsyncClosing, Generic[_T]):
     """``Stream`` for ``async for`` and ``async with``."""
 
     def __init__(self, parts: AsyncGenerator[_T, None]) -> None:
@@ -51,14 +41,3 @@ class AsyncStream(Generic[_T]):
 
     async def aclose(self) -> None:
         await self._parts.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
