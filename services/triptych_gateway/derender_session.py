@@ -37,9 +37,13 @@ class DerenderSession:
 
     def __init__(self, name: str, open_call: Callable[[], DerenderCall]) -> None:
         self._name = name
-        self._open_call = open_call
-        self._call: SessionCall[derender_pb2.DerenderCommands, derender_pb2.DerenderStep] | None
-        self._call = None
+        self._call = SessionCall(
+            open_call,
+            name,
+            take_commands=self._take_commands,
+            on_step=self._take_step,
+            on_end=self._end,
+        )
         self._keys = itertools.count(1)
         self._replies: dict[int, _Reply] = {}  # those that are open at derender
         self._opens: list[derender_pb2.OpenReply] = []
@@ -61,7 +65,7 @@ class DerenderSession:
         reply = _Reply(message.key, self._feed)
         self._replies[message.key] = reply
         self._opens.append(message)
-        self._wake()
+        self._call.wake()
         late = DeadlineError(f"{self._name} did not answer in time")
         timer = asyncio.get_running_loop().call_later(timeout_s, reply.fail, late)
         try:
@@ -70,25 +74,13 @@ class DerenderSession:
             timer.cancel()
             if self._replies.pop(message.key, None) is not None:
                 self._closes.append(message.key)
-                self._wake()
+                self._call.wake()
 
     async def close(self) -> None:
-        if self._call is not None:
-            await self._call.close()
+        await self._call.close()
 
     def _feed(self, feed: _Feed) -> None:
         self._feeds.append(feed)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._call is None:
-            self._call = SessionCall(
-                self._open_call(),
-                self._name,
-                take_commands=self._take_commands,
-                on_step=self._take_step,
-                on_end=self._end,
-            )
         self._call.wake()
 
     def _take_commands(self) -> derender_pb2.DerenderCommands | None:
@@ -128,7 +120,6 @@ class DerenderSession:
         """The call ended: its replies fail, and the next one opens another."""
         replies, self._replies = self._replies, {}
         self._opens, self._feeds, self._closes = [], [], []
-        self._call = None
         for reply in replies.values():
             reply.fail(error)
 

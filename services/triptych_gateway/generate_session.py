@@ -27,9 +27,12 @@ class GenerateSession:
 
     def __init__(self, name: str, open_call: Callable[[], GenerateCall]) -> None:
         self._name = name
-        self._open_call = open_call
-        self._call: SessionCall[generate_pb2.GenerateCommands, generate_pb2.GenerateStep] | None = (
-            None
+        self._call = SessionCall(
+            open_call,
+            name,
+            take_commands=self._take_commands,
+            on_step=self._take_step,
+            on_end=self._end,
         )
         self._keys = itertools.count(1)
         self._commands: list[generate_pb2.GenerateCommand] = []
@@ -64,8 +67,7 @@ class GenerateSession:
             self._leave(submit.key)
 
     async def close(self) -> None:
-        if self._call is not None:
-            await self._call.close()
+        await self._call.close()
 
     def _submit(self, submit: generate_pb2.SubmitCommand, request: GenerateRequest) -> Mailbox:
         first = request.choice_index
@@ -86,14 +88,6 @@ class GenerateSession:
 
     def _send(self, command: generate_pb2.GenerateCommand) -> None:
         self._commands.append(command)
-        if self._call is None:
-            self._call = SessionCall(
-                self._open_call(),
-                self._name,
-                take_commands=self._take_commands,
-                on_step=self._take_step,
-                on_end=self._end,
-            )
         self._call.wake()
 
     def _take_commands(self) -> generate_pb2.GenerateCommands | None:
@@ -128,7 +122,6 @@ class GenerateSession:
         mailboxes, self._mailboxes = self._mailboxes, {}
         self._commands.clear()
         self._held.clear()
-        self._call = None
         for mailbox in mailboxes.values():
             mailbox.fail(error)
 

@@ -25,8 +25,13 @@ class RenderSession:
 
     def __init__(self, name: str, open_call: Callable[[], RenderCall]) -> None:
         self._name = name
-        self._open_call = open_call
-        self._call: SessionCall[render_pb2.RenderCommands, render_pb2.RenderStep] | None = None
+        self._call = SessionCall(
+            open_call,
+            name,
+            take_commands=self._take_commands,
+            on_step=self._take_step,
+            on_end=self._end,
+        )
         self._keys = itertools.count(1)
         self._submits: list[render_pb2.SubmitRender] = []
         self._aborts: list[int] = []
@@ -55,7 +60,7 @@ class RenderSession:
         answer: _Answer = loop.create_future()
         self._answers[submit.key] = answer
         self._submits.append(submit)
-        self._wake()
+        self._call.wake()
         late = DeadlineError(f"{self._name} did not answer in time")
         timer = loop.call_later(timeout_s, _fail, answer, late)
         try:
@@ -64,22 +69,10 @@ class RenderSession:
             timer.cancel()
             if self._answers.pop(submit.key, None) is not None:
                 self._aborts.append(submit.key)
-                self._wake()
+                self._call.wake()
 
     async def close(self) -> None:
-        if self._call is not None:
-            await self._call.close()
-
-    def _wake(self) -> None:
-        if self._call is None:
-            self._call = SessionCall(
-                self._open_call(),
-                self._name,
-                take_commands=self._take_commands,
-                on_step=self._take_step,
-                on_end=self._end,
-            )
-        self._call.wake()
+        await self._call.close()
 
     def _take_commands(self) -> render_pb2.RenderCommands | None:
         """What waits, or its first part; nothing is aborted before it was submitted."""
@@ -104,7 +97,6 @@ class RenderSession:
         """The call ended: its requests fail, and the next one opens another."""
         answers, self._answers = self._answers, {}
         self._submits, self._aborts = [], []
-        self._call = None
         for answer in answers.values():
             _fail(answer, error)
 

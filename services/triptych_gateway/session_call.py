@@ -14,38 +14,47 @@ _StepT = TypeVar("_StepT")
 
 
 class SessionCall(Generic[_CommandsT, _StepT]):
-    """One bidirectional call: what is sent goes out in batches, what comes is handed on.
+    """One bidirectional call at a time: what is sent goes out in batches, what comes is handed on.
 
-    It ends by an error, by the server, or by ``close``; then ``on_end`` is called once.
+    ``wake`` opens it, again after it ended: by an error, by the server, or by ``close``. Then
+    ``on_end`` is called once.
     """
 
     def __init__(
         self,
-        call: grpc.aio.StreamStreamCall[_CommandsT, _StepT],
+        open_call: Callable[[], grpc.aio.StreamStreamCall[_CommandsT, _StepT]],
         name: str,
         *,
         take_commands: Callable[[], _CommandsT | None],
         on_step: Callable[[_StepT], None],
         on_end: Callable[[UnavailableError], None],
     ) -> None:
-        self._call = call
+        self._open_call = open_call
         self._name = name
         self._take_commands = take_commands
         self._on_step = on_step
         self._on_end = on_end
-        self._news = asyncio.Event()
-        self._error = UnavailableError(f"the session with {name} broke", retry_after_s=1)
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
-        self._tasks[1].add_done_callback(self._ended)
+        self._is_open = False
+        self._tasks: list[asyncio.Task[None]] = []
 
     def wake(self) -> None:
         """There are commands to take; those of one turn of the event loop go out together."""
+        if not self._is_open:
+            self._open()
         self._news.set()
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _open(self) -> None:
+        self._is_open = True
+        self._news = asyncio.Event()
+        self._error = UnavailableError(f"the session with {self._name} broke", retry_after_s=1)
+        self._call = self._open_call()
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+        self._tasks[1].add_done_callback(self._ended)
 
     async def _write(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # _read says it
@@ -64,6 +73,7 @@ class SessionCall(Generic[_CommandsT, _StepT]):
             self._error = self._break_of(broken)
 
     def _ended(self, _: asyncio.Task[None]) -> None:
+        self._is_open = False
         self._call.cancel()
         self._tasks[0].cancel()
         self._on_end(self._error)
