@@ -1,6 +1,7 @@
 """The whole product as a user starts it: `triptych serve` in processes of its own."""
 
 import contextlib
+import random
 import signal
 import socket
 import subprocess
@@ -13,6 +14,10 @@ from pathlib import Path
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 5
+#: Linux gives outgoing connections 32768 to 60999.
+_PORTS = (12_000, 32_000)
+#: Of its own: hypothesis seeds the module's, and then two processes would choose alike.
+_random = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,12 @@ def wait_for(
 
 
 def free_ports(count: int) -> list[int]:
+    """Ports that nobody has now, below those that outgoing connections are given meanwhile."""
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(probe.getsockname()[1]) for probe in probes]
+        while len(ports) < count:
+            port = _random.randrange(*_PORTS)
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                ports.append(port)
+    return ports
