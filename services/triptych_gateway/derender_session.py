@@ -65,9 +65,10 @@ class DerenderSession:
         reply = _Reply(message.key, self._feed)
         self._replies[message.key] = reply
         self._opens.append(message)
-        self._call.wake()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._call.wake)  # after what this turn sends to generate: that is urgent
         late = DeadlineError(f"{self._name} did not answer in time")
-        timer = asyncio.get_running_loop().call_later(timeout_s, reply.fail, late)
+        timer = loop.call_later(timeout_s, reply.fail, late)
         try:
             yield reply
         finally:
