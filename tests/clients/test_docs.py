@@ -25,7 +25,6 @@ def open_stack(server_python: str) -> Iterator[Stack]:
         yield started
 
 
-@pytest.mark.timeout(420)
 @pytest.mark.parametrize("page", PAGES)
 def test_page_runs(open_stack: Stack, server_python: str, tmp_path: Path, page: str) -> None:
     blocks = [

@@ -257,7 +257,7 @@ def run_command(tmp_path: Path, *arguments: str) -> dict[str, list[dict[str, Any
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=110,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout
     return {

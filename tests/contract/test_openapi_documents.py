@@ -68,6 +68,7 @@ def is_valid(service: str, schema: dict[str, Any], body: Any) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.xdist_group("stack")
 @pytest.mark.parametrize("service", SERVICES)
 def test_examples_work_and_answers_are_as_described(stack: Stack, service: str) -> None:
     with httpx.Client(base_url=getattr(stack, service), timeout=60) as client:
@@ -88,6 +89,7 @@ def test_examples_work_and_answers_are_as_described(stack: Stack, service: str) 
 
 
 @pytest.mark.model
+@pytest.mark.xdist_group("stack")
 @pytest.mark.parametrize("service", SERVICES)
 def test_methods_that_are_not_described_are_405(stack: Stack, service: str) -> None:
     with httpx.Client(base_url=getattr(stack, service), timeout=60) as client:

@@ -73,12 +73,15 @@ def test_data_blocks_parse() -> None:
 
 def test_blocks_that_generate_bound_the_answer() -> None:
     """An answer of chance may run to the end of the context: minutes, on a CPU."""
-    asks = re.compile(r"completions\.create\(|/completions(?!/)|/generate\b(?!.* @)|GenerateRequest\(")
+    asks = re.compile(
+        r"completions\.create\(|/completions(?!/)|/generate\b(?!.* @)|GenerateRequest\("
+        r"|\.(?:stream_)?(?:chat|complete)\(|triptych chat"
+    )
     served = [block for block in BLOCKS if block.is_run and "fails" not in block.marks]
-    asking = [block for block in served if asks.search(block.code)]
+    asking = [b for b in served if asks.search(f"{b.marks.get('post', '')}\n{b.code}")]
     assert len(asking) > 10
     for block in asking:
-        assert re.search(r"max_(completion_)?tokens", block.code), block.place
+        assert re.search(r"max[_-](completion_)?tokens", block.code), block.place
 
 
 def test_excerpts_are_in_the_files_that_have_tests() -> None:

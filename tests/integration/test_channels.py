@@ -111,7 +111,7 @@ async def test_joined_stream_equals_the_whole_answer(stack: Scripted) -> None:
     num_argument_chunks = sum(
         bool(choice["delta"].get("tool_calls")) for chunk in chunks for choice in chunk["choices"]
     )
-    assert num_argument_chunks > 4  # they come as they are written
+    assert num_argument_chunks > 2  # more than begin the two calls: they come as they are written
 
 
 async def test_hidden_reasoning_is_nowhere(stack: Scripted, smollm2_dir: Path) -> None:

@@ -114,10 +114,12 @@ async def test_gateway_without_room_is_asked_again_until_it_has_some(texts: Text
         with pytest.raises(OverloadedError) as refused:
             await hasty.complete("Where?", max_tokens=1)
         assert refused.value.retry_after_s == 1
-        asking = asyncio.create_task(anext(client.stream_chat("Where?")))
+        late = client.stream_chat("Where?")
+        asking = asyncio.create_task(anext(late))
         await asyncio.sleep(0)
         await holding.aclose()
-        assert (await asyncio.wait_for(asking, 20)).choices
+        assert (await asyncio.wait_for(asking, 60)).choices
+        await late.aclose()
 
 
 @pytest.mark.parametrize("kind", HTTP)

@@ -20,7 +20,7 @@ def gauge(stack: Stack, name: str) -> float:
 
 
 def wait_until(stack: Stack, name: str, value: float) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while gauge(stack, name) != value:
         assert time.monotonic() < deadline, f"{name} is {gauge(stack, name)}, not {value}"
         time.sleep(0.02)
@@ -28,8 +28,9 @@ def wait_until(stack: Stack, name: str, value: float) -> None:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_client_that_leaves_frees_its_blocks(stack: Stack, is_stream: bool) -> None:
+    wait_until(stack, "running", 0)
     free = gauge(stack, "kv_blocks_free")
-    with httpx.Client(timeout=1.5) as client:
+    with httpx.Client(timeout=60 if is_stream else 1.5) as client:
         try:
             with client.stream(
                 "POST", f"{stack.gateway}/v1/completions", json={**ASKED, "stream": is_stream}
@@ -47,12 +48,14 @@ def test_client_that_leaves_frees_its_blocks(stack: Stack, is_stream: bool) -> N
 def test_abort_ends_a_request_with_its_reason(stack: Stack) -> None:
     body = {"token_ids": [504], "sampling_params": {"max_tokens": 4000, "ignore_eos": True}}
     asked = {**body, "request_id": "to-abort", "stream": True}
-    with httpx.stream("POST", f"{stack.generate}/inference/v1/generate", json=asked) as answer:
+    url = f"{stack.generate}/inference/v1/generate"
+    with httpx.stream("POST", url, json=asked, timeout=60) as answer:
         events = answer.iter_lines()
         assert "finish_reason" in next(events)
         aborted = httpx.post(
             f"{stack.generate}/inference/v1/abort_requests",
             json={"request_ids": ["to-abort", "unknown"]},
+            timeout=60,
         )
         assert aborted.json() == {"aborted": ["to-abort"]}
         assert '"finish_reason":"abort"' in "".join(events)

@@ -37,7 +37,7 @@ def fleet(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     flags = {"render": texts, "generate": generate, "derender": texts}
     both = ["--served-model-name=tiny", "--drain-timeout-s=0.1"]
     named = {panel: [*each, *both] for panel, each in flags.items()}
-    watch = ["--hang-timeout-s=1", "--probe-every-s=0.2", "--take-over-timeout-s=10"]
+    watch = ["--hang-timeout-s=3", "--probe-every-s=0.2", "--take-over-timeout-s=20"]
     with local_fleet(folder, named, *watch) as started:
         yield started
 
@@ -127,7 +127,7 @@ def test_each_panel_may_lose_a_replica_before_the_request(
     try:
         for _ in range(3):
             assert ask(client, fleet.gateway, asked) == expected
-        assert httpx.get(f"{fleet.gateway}/ready").status_code == 200
+        assert httpx.get(f"{fleet.gateway}/ready", timeout=60).status_code == 200
     finally:
         fleet.start(f"{panel}-0")
         fleet.wait_until_up(panel)
@@ -142,7 +142,7 @@ def test_panel_without_replicas_is_a_503_and_not_ready(
         fleet.kill(name)
     try:
         wait_until(lambda: fleet.num_up(panel) == 0, fleet.processes["gateway"].log)
-        assert httpx.get(f"{fleet.gateway}/ready").status_code == 503
+        assert httpx.get(f"{fleet.gateway}/ready", timeout=60).status_code == 503
         if panel != "derender":  # for a derender an answer that was generated is waited for
             body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
             answer = client.post(f"{fleet.gateway}/v1/chat/completions", json=body)
@@ -151,7 +151,7 @@ def test_panel_without_replicas_is_a_503_and_not_ready(
         for name in names:
             fleet.start(name)
         fleet.wait_until_up(panel)
-    assert httpx.get(f"{fleet.gateway}/ready").status_code == 200
+    assert httpx.get(f"{fleet.gateway}/ready", timeout=60).status_code == 200
 
 
 def test_answer_that_nobody_can_go_on_with_ends_in_an_error_event(
@@ -163,9 +163,10 @@ def test_answer_that_nobody_can_go_on_with_ends_in_an_error_event(
         lines = answer.iter_lines()
         next(lines)
         for name in names:
-            fleet.kill(name)
+            fleet.signal(name, signal.SIGKILL)
         rest = list(lines)
     for name in names:
+        fleet.wait_until_gone(name)
         fleet.start(name)
     fleet.wait_until_up("generate")
     assert "event: error" in rest

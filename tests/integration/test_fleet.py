@@ -29,7 +29,7 @@ from triptych.v1 import generate_pb2, generate_pb2_grpc
 
 pytestmark = [
     pytest.mark.model,
-    pytest.mark.timeout(600),  # a whole fleet starts on two cores
+    pytest.mark.timeout(1200),  # a whole fleet starts on two cores
     pytest.mark.xdist_group("fleet"),
 ]
 

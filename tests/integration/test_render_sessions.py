@@ -11,6 +11,7 @@ import grpc.aio
 import msgspec
 import pytest
 
+from support.stack import free_ports
 from triptych.convert import rendered_from_proto
 from triptych.errors import DeadlineError, InvalidRequestError, TriptychError, UnavailableError
 from triptych.reply import Endpoint, Rendered
@@ -50,9 +51,9 @@ def renderer(smollm2_dir: Path) -> Renderer:
 
 
 @contextlib.asynccontextmanager
-async def served(renderer: Renderer) -> AsyncIterator[Served]:
+async def served(renderer: Renderer, port: int = 0) -> AsyncIterator[Served]:
     rpc = create_render_rpc(renderer)
-    target = f"127.0.0.1:{rpc.bind('127.0.0.1', 0)}"
+    target = f"127.0.0.1:{rpc.bind('127.0.0.1', port)}"
     await rpc.start()
     link = GrpcRender(target)
     try:
@@ -103,7 +104,7 @@ async def test_draining_render_refuses_and_ends_its_sessions(renderer: Renderer)
 
 
 async def test_session_opens_again_after_render_was_gone(renderer: Renderer) -> None:
-    async with served(renderer) as server:
+    async with served(renderer, *free_ports(1)) as server:
         before = await server.link.render(*BODIES[0], "r")
         await server.rpc.stop(0)
         with pytest.raises(UnavailableError):

@@ -16,6 +16,7 @@ from support.session_server import (
     drawn_request,
     drawn_rpc,
 )
+from support.stack import free_ports
 from triptych.convert import delta_from_proto, request_to_proto
 from triptych.errors import DeadlineError, OverloadedError, TriptychError, UnavailableError
 from triptych.logprobs import Logprobs
@@ -182,7 +183,7 @@ async def test_reader_that_stands_still_is_held_and_the_others_go_on() -> None:
 
 
 async def test_session_that_breaks_fails_its_requests_and_is_opened_again() -> None:
-    async with served() as server:
+    async with served(*free_ports(1)) as server:
         reading = [
             asyncio.create_task(by_session(server.link, drawn_request(ENDLESS))) for _ in range(3)
         ]

@@ -64,7 +64,7 @@ async def fast_answers(address: str, num_answers: int) -> None:
 
 
 # If nothing held the worker back, the gateway would keep 55 and 310 MiB more.
-@pytest.mark.parametrize(("has_derender", "most_mib"), [(True, 24), (False, 64)])
+@pytest.mark.parametrize(("has_derender", "most_mib"), [(True, 40), (False, 160)])
 async def test_slow_reader_slows_only_itself_with_bounded_memory(
     has_derender: bool, most_mib: float
 ) -> None:

@@ -74,9 +74,14 @@ def ask(client: httpx.Client, gateway: str, asked: Asked) -> Any:
     assert answer.status_code == 200, (asked, answer.text)
     if not asked.body["stream"]:
         return _seen([answer.json()])
-    events = [line for line in answer.text.split("\n\n") if line and not line.startswith(":")]
-    assert all(event.startswith("data: ") for event in events), (asked, events[-1])
-    assert events[-1] == "data: [DONE]", (asked, events[-1])
+    return seen_of_stream(answer.text)
+
+
+def seen_of_stream(text: str) -> Any:
+    """The same of a stream's text, however its tokens were put into chunks."""
+    events = [line for line in text.split("\n\n") if line and not line.startswith(":")]
+    assert all(event.startswith("data: ") for event in events), events[-1]
+    assert events[-1] == "data: [DONE]", events[-1]
     return _seen([json.loads(event.removeprefix("data: ")) for event in events[:-1]])
 
 

@@ -57,7 +57,7 @@ class PrivateNetwork:
         _ip("-n", self._hub, "link", "set", "bridge", "up")
         self._thread = threading.Thread(target=self._live_in_hub, daemon=True)
         self._thread.start()
-        self._is_up.wait(30)
+        assert self._is_up.wait(120), "the network's thread did not come up"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +125,7 @@ class PrivateNetwork:
             door.close()
 
     def _call(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
 
 class _NameServer(asyncio.DatagramProtocol):

@@ -53,7 +53,7 @@ class DrawnService:
 
     async def until(self, is_true: Callable[[], bool]) -> None:
         """Wait for requests to start or end until ``is_true``."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not is_true():
                 self.news.clear()
                 await self.news.wait()

@@ -65,7 +65,7 @@ class Work:
         self.news.set()
 
     async def until_idle(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.num_running:
                 await self.wait()
 
@@ -213,7 +213,7 @@ class SlowFleet:
     async def until_idle(self) -> None:
         for panel in (self.render, self.derender):
             await panel.work.until_idle()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             if self.generate.requests:
                 await self.generate.ended.wait()
 

@@ -174,7 +174,7 @@ async def test_single_worker_is_waited_for_when_the_answer_has_begun() -> None:
 async def test_nobody_who_can_take_over_is_an_error_within_the_limit(num_deltas: int) -> None:
     faults = [Fault(num_deltas, unreachable()), *[Fault(0, unreachable()) for _ in range(9)]]
     worker = FakeWorker("a", faults=faults)
-    async with failover(worker, patience=Patience(0.3, 0.3)) as (link, _):
+    async with failover(worker, patience=Patience(0.3, 20)) as (link, _):
         with pytest.raises(UnavailableError) as raised:
             await received(link, ask())
     assert raised.value.retry_after_s == 1

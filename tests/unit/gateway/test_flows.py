@@ -72,7 +72,7 @@ async def test_whole_answer_joins_each_prompts_deltas(path: str) -> None:
 async def test_request_that_takes_too_long_is_a_504_and_aborts(is_stream: bool) -> None:
     generate = FakeGenerate(silent)
     panels = Panels(FakeRender(), generate, FakeDerender())
-    app = create_gateway_app(panels, max_body_bytes=10_000, request_timeout_s=0.2)
+    app = create_gateway_app(panels, max_body_bytes=10_000, request_timeout_s=1)
     async with http_client(app) as client:
         answer = await client.post(PATHS[0], json={"prompts": [[1], [2]], "stream": is_stream})
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")

@@ -128,7 +128,8 @@ async def test_death_of_the_process_is_the_grammars_fault_only_if_it_crashed(
         await trials.close()
 
 
-async def test_trial_process_ends_with_its_owner() -> None:
+async def test_trial_process_ends_with_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triptych_generate.trials._END_S", 60)
     trials = Trials(TOKENS, timeout_s=60, memory_bytes=1 << 30)
     await trials.run(DIGITS)
     process = trials._process
