@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from bench.client import Connection
 from bench.split import started
 from bench.workloads import CHAT_RENDER, GENERATE
+from support.stack import running_stack
 
 CHAT = "/v1/chat/completions"
 _NUM_TOKENS = 64
@@ -19,11 +20,13 @@ _REPEATS = 13
 #: The first token is asked for often, in short answers: steps vary by more than what is added.
 _FIRST_REPEATS = 60
 _FIRST_TOKENS = 2
+#: Asked without a pause, generate's door takes a core from the step that is waited for.
+_POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """JSON addresses of four services, each in a process of its own."""
+    """JSON addresses of a gateway and of two panels behind it."""
 
     gateway: str
     render: str
@@ -31,22 +34,34 @@ class Services:
 
 
 def run(threads: int, dtype: str) -> list[str]:
-    with _services(threads, dtype) as services:
-        return asyncio.run(_measure(services))
+    """The rows of the table."""
+    rows = []
+    with _four_processes(threads, dtype) as services:
+        rows += asyncio.run(_added("four processes", services))
+        rows.append(asyncio.run(_freed(services)))
+    with running_stack(f"--dtype={dtype}", threads=threads) as stack:
+        services = Services(stack.gateway, stack.render, stack.generate)
+        rows += asyncio.run(_added("triptych serve", services))
+    return rows
 
 
-async def _measure(services: Services) -> list[str]:
+async def _added(name: str, services: Services) -> list[str]:
     short = await _pairs(services, _FIRST_TOKENS, _FIRST_REPEATS)
     long = await _pairs(services, _NUM_TOKENS, _REPEATS)
     added = statistics.median(through.first - direct.first for direct, through in short)
     ratio = statistics.median(through.end / direct.end for direct, through in long)
-    gone = [await _gone_ms(services) for _ in range(5)]
     return [
-        f"| split: {_NUM_TOKENS} tokens with top-5, over generate alone | {ratio:.3f} times |",
-        f"| split: added to the first token | {added * 1e3:.1f} ms |",
-        f"| split: client gone until its KV blocks are free | {statistics.median(gone):.0f} ms, "
-        f"at most {max(gone):.0f} |",
+        f"| split, {name}: {_NUM_TOKENS} tokens, top-5, over generate alone | {ratio:.3f} times |",
+        f"| split, {name}: added to the first token | {added * 1e3:.1f} ms |",
     ]
+
+
+async def _freed(services: Services) -> str:
+    gone = [await _gone_ms(services) for _ in range(5)]
+    return (
+        f"| split: client gone until its KV blocks are free | {statistics.median(gone):.0f} ms, "
+        f"at most {max(gone):.0f} |"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +112,8 @@ async def _gone_ms(services: Services) -> float:
     await connection.first_event(CHAT, _chat(2000))
     start = time.perf_counter()
     connection.abort()
-    while await _gauge(services.generate, "running"):
-        pass
+    while await _gauge(services.generate, "running"):  # noqa: ASYNC110  # of another process
+        await asyncio.sleep(_POLL_S)
     return (time.perf_counter() - start) * 1e3
 
 
@@ -109,7 +124,7 @@ async def _gauge(base: str, name: str) -> float:
 
 
 @contextlib.contextmanager
-def _services(threads: int, dtype: str) -> Iterator[Services]:
+def _four_processes(threads: int, dtype: str) -> Iterator[Services]:
     ports = ("--http-port=0", "--grpc-port=0")
     with contextlib.ExitStack() as stack:
         flags = (f"--threads={threads}", f"--dtype={dtype}", *ports)
