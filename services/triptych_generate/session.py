@@ -85,7 +85,8 @@ class GenerateSession:
         request = msgspec.structs.replace(request_from_proto(message), request_id=request_id)
         async with self._service.running(request, partial(self._tell, key)) as mailbox:
             self._mailboxes[key] = mailbox
-            self._tell(key)
+            if mailbox.has_waiting or mailbox.has_ended:  # told before it could be found
+                self._tell(key)
             try:
                 await mailbox.until_read_out()
             finally:
