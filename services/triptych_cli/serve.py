@@ -192,7 +192,8 @@ def _say_ready(
     print(f"\ntriptych {version('triptych')} serves {info.model} ({info.device}, {info.dtype})\n")
     for name in ("gateway", "render", "generate", "derender"):
         print(f"  {name:<9} {'   '.join(lines[name])}")
-    body = f'{{"model": "{info.model}", "messages": [{{"role": "user", "content": "Say hi."}}]}}'
+    messages = '[{"role": "user", "content": "Say hi."}]'
+    body = f'{{"model": "{info.model}", "max_tokens": 40, "messages": {messages}}}'
     print(f"\nsee:\n  {gateway}/lens")
     print(f"\ntry:\n  curl -s {gateway}/v1/chat/completions \\")
     print(f"    -H 'content-type: application/json' -d '{body}'\n", flush=True)
