@@ -114,9 +114,13 @@ class Engine:
         if self._running_loop is not None:
             wait([self._running_loop], timeout_s)
 
+    def expect(self, sequences: list[Sequence]) -> None:
+        """Count one request as waiting; ``submit`` or ``abort`` follows."""
+        self._unstarted[sequences[0].request_key] = len(sequences[0].token_ids)
+
     def submit(self, sequences: list[Sequence]) -> None:
         """Run the sequences of one request. Each must fit the KV blocks alone."""
-        self._unstarted[sequences[0].request_key] = len(sequences[0].token_ids)
+        self.expect(sequences)
         self._commands.put(_Submit(sequences, time.perf_counter()))
 
     def abort(self, request_key: int) -> None:

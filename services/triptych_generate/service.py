@@ -25,6 +25,7 @@ from triptych_generate.engine import Engine, Update
 from triptych_generate.grammars import GrammarStore
 from triptych_generate.metrics import EngineMetrics
 from triptych_generate.options import EngineOptions
+from triptych_generate.sequence import Sequence
 from triptych_generate.setup import EngineParts, set_up
 from triptych_generate.worker import Worker
 
@@ -212,7 +213,7 @@ class GenerateService:
             if (end := end_at_cut(sequences[0])) is not None:
                 mailbox.put(GenerateDelta(request_id=request_id, choices=[end]))
             elif request.sampling_params.structured_outputs is not None:
-                await mailbox.unless_ended(self._grammars.constrain(sequences, request))
+                await self._constrain(sequences, request, mailbox)
             if not mailbox.has_ended:
                 self._engine.submit(sequences)
             yield mailbox
@@ -228,6 +229,13 @@ class GenerateService:
             self._mailboxes[key].finish("abort")
             self._engine.abort(key)
         return bool(running)
+
+    async def _constrain(
+        self, sequences: list[Sequence], request: GenerateRequest, mailbox: Mailbox
+    ) -> None:
+        """Wait for the request's grammar, or its end. Meanwhile it counts as one that waits."""
+        self._engine.expect(sequences)
+        await mailbox.unless_ended(self._grammars.constrain(sequences, request))
 
     def _check(self, request: GenerateRequest) -> None:
         served = self._options.served_model_name

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.generate_runs import answer, running_service, until
+from support.generate_runs import Answer, answer, running_service, until
 from support.grammars import EOS_ID, TOKENS, VOCABULARY, ask_structured
 from support.tiny_models import VOCAB_SIZE, make_tiny_model
 from triptych.errors import (
@@ -264,6 +264,24 @@ async def test_request_waits_for_its_grammar_and_can_be_ended_meanwhile(tmp_path
         await until(lambda: "slow" in service._keys_by_id)
     with pytest.raises(UnavailableError):
         await stopped
+
+
+async def test_requests_that_wait_for_a_grammar_are_bounded_like_others(tmp_path: Any) -> None:
+    model_dir = make_tiny_model("llama", tmp_path)
+    async with running_service(
+        model_dir, max_waiting=3, grammars=GrammarLimits(compile_timeout_s=1)
+    ) as service:
+        await service.put_vocabulary(VOCABULARY)
+        blocked = [asyncio.create_task(answer(service, request(ENDLESS)))]
+        blocked += [asyncio.create_task(answer(service, request(DIGITS))) for _ in range(2)]
+        await until(lambda: service.occupancy().num_waiting == 3)
+        assert service.occupancy().num_waiting_tokens == 9
+        with pytest.raises(OverloadedError, match="3 requests wait, limit is 3"):
+            await answer(service, request(DIGITS))
+        refused, *given = await asyncio.gather(*blocked, return_exceptions=True)
+        assert isinstance(refused, InvalidRequestError)
+        assert all(isinstance(one, Answer) for one in given)
+        await until(lambda: service.occupancy().is_idle)
 
 
 async def test_request_that_does_not_ask_waits_for_no_compile(tmp_path: Any) -> None:
