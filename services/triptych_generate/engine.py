@@ -118,10 +118,13 @@ class Engine:
         """Count one request as waiting; ``submit`` or ``abort`` follows."""
         self._unstarted[sequences[0].request_key] = len(sequences[0].token_ids)
 
-    def submit(self, sequences: list[Sequence]) -> None:
-        """Run the sequences of one request. Each must fit the KV blocks alone."""
+    def submit(self, sequences: list[Sequence], *, since: float) -> None:
+        """Run the sequences of one request, which waits ``since`` (``time.perf_counter``).
+
+        Each must fit the KV blocks alone.
+        """
         self.expect(sequences)
-        self._commands.put(_Submit(sequences, time.perf_counter()))
+        self._commands.put(_Submit(sequences, since))
 
     def abort(self, request_key: int) -> None:
         """Forget a request before the next step. Nothing more is delivered of it after that."""

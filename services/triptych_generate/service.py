@@ -215,7 +215,7 @@ class GenerateService:
             elif request.sampling_params.structured_outputs is not None:
                 await self._constrain(sequences, request, mailbox)
             if not mailbox.has_ended:
-                self._engine.submit(sequences)
+                self._engine.submit(sequences, since=mailbox.opened)
             yield mailbox
 
     def abort(self, request_id: str) -> bool:
@@ -235,7 +235,12 @@ class GenerateService:
     ) -> None:
         """Wait for the request's grammar, or its end. Meanwhile it counts as one that waits."""
         self._engine.expect(sequences)
-        await mailbox.unless_ended(self._grammars.constrain(sequences, request))
+        try:
+            await mailbox.unless_ended(self._grammars.constrain(sequences, request))
+        except TriptychError as error:
+            self._engine.abort(sequences[0].request_key)
+            mailbox.fail(error)
+            raise
 
     def _check(self, request: GenerateRequest) -> None:
         served = self._options.served_model_name

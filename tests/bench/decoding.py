@@ -1,6 +1,7 @@
 """An engine in the middle of decoding, without doors."""
 
 import random
+import time
 from typing import Literal
 
 from triptych.models import ensure
@@ -42,7 +43,7 @@ def decoding(
         on_death=lambda _: None,
     )
     for index in range(at_once):
-        engine.submit([_sequence(index, params)])
+        engine.submit([_sequence(index, params)], since=time.perf_counter())
     engine._take_commands()
     while any(one.num_uncomputed > 1 for one in parts.scheduler.running + parts.scheduler.waiting):
         engine.step()

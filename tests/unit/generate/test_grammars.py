@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import generate_latest
 
 from support.generate_runs import Answer, answer, running_service, until
 from support.grammars import EOS_ID, TOKENS, VOCABULARY, ask_structured
@@ -282,6 +283,26 @@ async def test_requests_that_wait_for_a_grammar_are_bounded_like_others(tmp_path
         assert isinstance(refused, InvalidRequestError)
         assert all(isinstance(one, Answer) for one in given)
         await until(lambda: service.occupancy().is_idle)
+
+
+async def test_refusal_of_a_grammar_and_the_wait_for_it_are_in_the_metrics(tmp_path: Any) -> None:
+    hopeless = request(StructuredOutputs(regex="a(?=b)"))
+    async with running_service(make_tiny_model("llama", tmp_path)) as service:
+        await service.put_vocabulary(VOCABULARY)
+        with pytest.raises(InvalidRequestError, match="cannot be compiled"):
+            await answer(service, hopeless)
+        await answer(service, request(DIGITS))
+        await until(lambda: service.occupancy().is_idle)
+        page = "".join(generate_latest(one).decode() for one in service.metrics.collectors)
+    figures = dict(line.rsplit(" ", 1) for line in page.splitlines() if line[0] != "#")
+    ended = "triptych_generate_requests_ended_total"
+    assert figures[f'{ended}{{reason="invalid_request_error"}}'] == "1.0"
+    assert f'{ended}{{reason="client_gone"}}' not in figures
+    first, whole = (
+        float(figures[f"triptych_generate_{name}_seconds_sum"])
+        for name in ("first_token", "answer")
+    )
+    assert first <= whole
 
 
 async def test_request_that_does_not_ask_waits_for_no_compile(tmp_path: Any) -> None:
