@@ -13,6 +13,18 @@ import msgspec
 from triptych.settings import LogFormat
 
 FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s  %(message)s"
+#: Control characters and line ends, which a stranger may put into a path or a request id.
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+class TextFormatter(logging.Formatter):
+    """One line, whatever the message holds; behind it a traceback on lines of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT, datefmt="%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        return super().formatMessage(record).translate(_ESCAPES)
 
 
 class JsonFormatter(logging.Formatter):
@@ -35,8 +47,7 @@ class JsonFormatter(logging.Formatter):
 def configure(level: str, form: LogFormat = "text") -> None:
     """Send everything from ``level`` up to standard error, and quieten chatty libraries."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter(FORMAT, datefmt="%H:%M:%S")
-    handler.setFormatter(JsonFormatter() if form == "json" else text)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging._srcfile = None  # no line says where it was written (logging HOWTO, Optimization)
     root = logging.getLogger()
     root.handlers[:] = [handler]
