@@ -1,7 +1,15 @@
-"""Moves a step's results to the host: all copies first, then one wait."""
+"""Moves ids to the device, and a step's results to the host: all copies first, then one wait."""
 
+from collections.abc import Collection
+
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def ids_on(device: torch.device, ids: Collection[int]) -> Tensor:
+    """``ids`` as int64. By an array, because torch takes ten times as long to read a list."""
+    return torch.from_numpy(np.fromiter(ids, np.int64, len(ids))).to(device)
 
 
 def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:

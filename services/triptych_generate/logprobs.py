@@ -7,7 +7,7 @@ from torch import Tensor
 
 from triptych.logprobs import MIN_LOGPROB, Logprobs, pack_logprobs
 from triptych.wire import SamplingParams
-from triptych_generate.host_copies import to_host
+from triptych_generate.host_copies import ids_on, to_host
 from triptych_generate.native import Kernels
 from triptych_generate.ranking import ranks_of, survey, values_of
 
@@ -99,14 +99,10 @@ def _num_vocabulary_best(wanted: Wanted) -> int:
 def _others(logits: Tensor, norms: Tensor, wanted: Wanted) -> list[_Entry]:
     """What follows the sampled token in a row ``[vocab]`` that wants chosen ids."""
     if wanted.label_ids is not None:
-        return _entries_of_ids(logits, norms, _tensor(wanted.label_ids, logits))
-    among = _tensor(wanted.among_ids or (), logits)
+        return _entries_of_ids(logits, norms, ids_on(logits.device, wanted.label_ids))
+    among = ids_on(logits.device, wanted.among_ids or ())
     order = logits[among].sort(descending=True, stable=True).indices
     return _entries_of_ids(logits, norms, among[order[: wanted.num_best]])
-
-
-def _tensor(ids: tuple[int, ...], logits: Tensor) -> Tensor:
-    return torch.tensor(ids, dtype=torch.long, device=logits.device)
 
 
 def _entries_of_ids(logits: Tensor, norms: Tensor, ids: Tensor) -> list[_Entry]:

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from triptych.wire import SamplingParams
+from triptych_generate.host_copies import ids_on
 from triptych_generate.sequence import Sequence
 
 _NEVER = float("-inf")
@@ -77,20 +79,19 @@ def bad_word_ends(params: SamplingParams, output_ids: list[int]) -> list[int]:
 
 def adjust_logits(logits: Tensor, draw: Draw) -> Tensor:
     """A copy of ``logits`` ``[vocab]`` after penalties, bias and masks, in this order."""
-    adjusted = logits.clone()
+    adjusted, device = logits.clone(), logits.device
     _apply_penalties(adjusted, draw)
     if draw.params.logit_bias:
-        ids = list(draw.params.logit_bias)
-        bias = torch.tensor([draw.params.logit_bias[i] for i in ids], device=logits.device)
-        adjusted[ids] += bias
+        bias = np.fromiter(draw.params.logit_bias.values(), np.float32, len(draw.params.logit_bias))
+        adjusted[ids_on(device, draw.params.logit_bias)] += torch.from_numpy(bias).to(device)
     if draw.params.allowed_token_ids is not None:
-        allowed = torch.tensor(draw.params.allowed_token_ids, device=logits.device)
+        allowed = ids_on(device, draw.params.allowed_token_ids)
         values = adjusted[allowed]
         adjusted.fill_(_NEVER)[allowed] = values
     if draw.forbidden_ids:
-        adjusted[draw.forbidden_ids] = _NEVER
+        adjusted[ids_on(device, draw.forbidden_ids)] = _NEVER
     if draw.grammar_mask is not None:
-        adjusted.masked_fill_(~draw.grammar_mask.to(logits.device), _NEVER)
+        adjusted.masked_fill_(~draw.grammar_mask.to(device), _NEVER)
     return adjusted
 
 
@@ -98,10 +99,10 @@ def _apply_penalties(logits: Tensor, draw: Draw) -> None:
     """Repetition over prompt and output (CTRL, Keskar et al. 2019); the others over output."""
     params = draw.params
     if params.repetition_penalty != 1:
-        seen = torch.tensor(sorted({*draw.prompt_ids, *draw.output_ids}), device=logits.device)
+        seen = ids_on(logits.device, {*draw.prompt_ids, *draw.output_ids})
         values, factor = logits[seen], params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / factor, values * factor)
     if draw.output_ids and (params.presence_penalty or params.frequency_penalty):
-        output = torch.tensor(draw.output_ids, device=logits.device)
+        output = ids_on(logits.device, draw.output_ids)
         ids, counts = torch.unique(output, return_counts=True)
         logits[ids] -= params.presence_penalty + params.frequency_penalty * counts
