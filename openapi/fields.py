@@ -14,7 +14,7 @@ FIELDS: Mapping[str, str] = {
     "add_generation_prompt": "Whether the prompt ends where the answer begins; left out: yes, "
     "unless the last message is continued.",
     "continue_final_message": "Whether the answer goes on with the last message.",
-    "chat_template": "A Jinja template instead of the model's own; servers refuse it by default.",
+    "chat_template": "A Jinja template instead of the model's own: refused.",
     "chat_template_kwargs": "Variables for the chat template.",
     "reasoning_effort": "A variable of that name for the chat template.",
     "add_special_tokens": "Whether the tokenizer adds its special tokens to the text.",
