@@ -40,7 +40,7 @@ class EngineSettings(BaseSettings):
         None, ge=1, description="torch threads on the CPU; default: all cores"
     )
     kv_cache_gb: float | None = Field(
-        None, gt=0, description="GB (10^9) of KV cache; default: half of what is free"
+        None, gt=0, description="GB (10^9) of KV cache; default: by what is free"
     )
 
 
