@@ -1,5 +1,7 @@
 """What a prompt already says of its answer: a tag that it opens, or text to be continued."""
 
+import msgspec
+
 from triptych.response_template import Channel, ResponseFamily
 from triptych_derender.choice import TextRules
 from triptych_derender.lanes import Entry
@@ -16,7 +18,8 @@ def split_start(
 ) -> SplitState | None:
     """The state before the first token; None where nothing is split.
 
-    A caller who does not give the prompt is taken to have one as the family's prompts are.
+    A caller who does not give the prompt is taken to have one as the family's prompts are. A turn
+    that goes on after a tool's result has calls in the prompt: they are none of the answer's.
     """
     if rules.split is None or family is None:
         return None
@@ -26,7 +29,9 @@ def split_start(
     queue = TokenQueue(rules.table, lead=prefix, entries=(), is_skipped=lambda entry: False)
     splitter = Splitter(SplitState(), rules.split, queue, _Nowhere())
     splitter.read(is_end=False)
-    return splitter.state()
+    state = splitter.state()
+    is_in_call = state.call is not None and state.call.is_certain
+    return msgspec.structs.replace(state, num_calls=int(is_in_call))
 
 
 def _answer_in_prompt(rules: TextRules, prompt_ids: list[int]) -> bytes:

@@ -150,6 +150,43 @@ def test_calls_need_tools_and_a_choice_that_allows_them() -> None:
         assert reply.finish == [("stop", None)]
 
 
+#: Turns that go on after a tool's result, as some chat templates write them: what is before the
+#: call, the call, and what is after it. DeepSeek's bars are full-width.
+CONTINUED_TURNS: dict[str, list[str]] = {
+    "deepseek-r1": [
+        text.replace("|", "\uff5c")
+        for text in (
+            "<|Assistant|><|tool▁calls▁begin|>",
+            '<|tool▁call▁begin|>function<|tool▁sep|>add\n```json\n{"n": 1}\n```<|tool▁call▁end|>',
+            "<|tool▁calls▁end|><|tool▁outputs▁begin|>3<|tool▁outputs▁end|>",
+        )
+    ],
+    "functiongemma": [
+        "<start_of_turn>model\n",
+        "<start_function_call>call:add{n:1}<end_function_call>",
+        "<start_function_response>response:add{value:3}<end_function_response>",
+    ],
+}
+
+
+@pytest.mark.parametrize("family", CONTINUED_TURNS)
+@pytest.mark.parametrize("allows_parallel", [True, False])
+def test_calls_that_the_prompt_holds_are_none_of_the_answer(
+    family: str, allows_parallel: bool
+) -> None:
+    before, call, after = CONTINUED_TURNS[family]
+    derenderer, spec = derenderer_of(family), spec_of(parallel_tool_calls=allows_parallel)
+    for output, num_calls, finish in (("It is 3.", 0, "stop"), (call, 1, "tool_calls")):
+        ids = [*tokens(output), EOS_ID]
+        given = answered(ids, "stop", prompt=tokens(before + call + after))
+        for reply in (
+            whole(derenderer, spec, given),
+            streamed(derenderer, spec, given, range(len(ids))),
+        ):
+            assert reply.named_calls() == [("add", {"n": 1})] * num_calls
+            assert reply.finish == [(finish, None)]
+
+
 def test_a_second_call_that_may_not_be_shown_is_markup() -> None:
     reply = reply_to(f"{CALL}\n{CALL}", "stop", parallel_tool_calls=False)
     assert len(reply.calls) == 1
