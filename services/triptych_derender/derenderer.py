@@ -277,7 +277,7 @@ class Derenderer:
         *,
         has_begun: bool = False,
     ) -> PromptRules:
-        if spec.echo and prompt_token_ids is None:
+        if spec.echo and prompt_token_ids is None and not has_begun:
             raise InvalidRequestError("echo needs prompt_token_ids", param="prompt_token_ids")
         rules = self._text_rules(spec)
         start = None if has_begun else split_start(rules, self.family, prompt_token_ids)

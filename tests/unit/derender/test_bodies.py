@@ -49,7 +49,10 @@ def derender(endpoint: str, body: dict[str, Any]) -> Any:
 
 
 def derender_stream(endpoint: str, request: dict[str, Any], cuts: range) -> list[Any]:
-    """One call a generate event, carrying the state; the last event holds usage alone."""
+    """One call a generate event, carrying the state; the last event holds usage alone.
+
+    The first event alone has the prompt's ids, as in a stream of generate.
+    """
     deltas = cut(generated(), cuts)
     events = [
         encode_generate_chunk(each, None, None if number else PROMPT)
@@ -63,7 +66,6 @@ def derender_stream(endpoint: str, request: dict[str, Any], cuts: range) -> list
             "stream": True,
             "generate_chunk": json.loads(event),
             "stream_state": state,
-            "prompt_token_ids": PROMPT,
             f"{endpoint}_request": request,
         }
         answered = derender(endpoint, body)
