@@ -156,7 +156,7 @@ def _unpack_ids(packed: Any) -> list[int]:
 
 
 def _check_choice(state: ChoiceState, rules: TextRules) -> None:
-    if (state.split is None) != (rules.split is None) and state.lanes:
+    if (state.split is None) != (rules.split is None):
         raise refusal("is of a request that is parsed otherwise")
     for lane in state.lanes.values():
         _check_lane(lane, rules)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from triptych.errors import InvalidRequestError, SetupError
-from triptych.reply import completion_reply_spec
+from triptych.reply import ReplySpec, completion_reply_spec
 from triptych.settings import parse_settings
 from triptych_derender.settings import DerenderSettings
 from triptych_derender.stream_state import StateCodec
@@ -318,19 +318,27 @@ SPLIT: dict[str, Any] = {
     ],
 )
 def test_a_forged_split_is_refused_or_garbles_its_own_reply(fields: dict[str, Any]) -> None:
-    split = list((SPLIT | fields).values())
-    packed = msgspec.msgpack.encode([{0: [{}, 1, False, False, split]}])
+    with contextlib.suppress(InvalidRequestError):  # nothing else may be raised
+        assert feed(QWEN, forged(SPLIT | fields))
+
+
+def test_a_forged_split_is_refused_where_nothing_is_split() -> None:
+    with pytest.raises(InvalidRequestError, match="parsed otherwise"):
+        feed(QWEN, forged(SPLIT), completion_reply_spec({}, model=MODEL))
+
+
+def forged(split: dict[str, Any]) -> str:
+    """A state of one choice without text."""
+    packed = msgspec.msgpack.encode([{0: [{}, 1, False, False, list(split.values())]}])
     codec = StateCodec(None, f"{TABLE.fingerprint} qwen3")
     content = codec._mark(b"\0" + packed) + b"\0" + packed
-    state = "t2." + base64.urlsafe_b64encode(content).decode()
-    with contextlib.suppress(InvalidRequestError):  # nothing else may be raised
-        assert feed(QWEN, state)
+    return "t2." + base64.urlsafe_b64encode(content).decode()
 
 
-def feed(derenderer: Any, state: str) -> bytes:
+def feed(derenderer: Any, state: str, spec: ReplySpec | None = None) -> bytes:
     (delta,) = cut(answered(tokens('": 1')), [])
     chunk, _ = derenderer.feed_stateless(
-        spec_of(),
+        spec or spec_of(),
         delta,
         state,
         request_id="r",
