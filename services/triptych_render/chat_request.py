@@ -6,13 +6,27 @@ decides what it reads from a message.
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, with_config
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    with_config,
+)
 from typing_extensions import TypedDict
 
 from triptych_render.body import StrictBody
 from triptych_render.shared_fields import Int32, SharedFields, one_or_list
 
 _KEEP_UNKNOWN_KEYS = ConfigDict(strict=True, extra="allow")
+
+
+def _as_sent(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """``value`` itself, checked: templates write objects with the keys in the request's order."""
+    check(value)
+    return value
 
 
 @with_config(_KEEP_UNKNOWN_KEYS)
@@ -75,8 +89,8 @@ class ChatPrompt(StrictBody):
     """
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] = Field(default_factory=list)
+    messages: Annotated[list[Message], Field(min_length=1), WrapValidator(_as_sent)]
+    tools: Annotated[list[Tool], WrapValidator(_as_sent)] = Field(default_factory=list)
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False

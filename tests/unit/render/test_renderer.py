@@ -127,6 +127,18 @@ def test_tool_template_is_taken_when_there_are_tools(
     assert _chat_text(renderer, tools=tools) == "Thi"
 
 
+def test_templates_see_objects_in_the_order_of_the_request(
+    make_renderer: Callable[..., Renderer],
+) -> None:
+    """As in ``apply_chat_template``; ``openai.pydantic_function_tool`` has another than ours."""
+    renderer = make_renderer(template="{{ tools | tojson }}{{ messages | tojson }}")
+    function = {"parameters": {"type": "object"}, "strict": True, "description": "d", "name": "f"}
+    tools = [{"function": function, "type": "function"}]
+    messages = [{"content": "hi", "name": "me", "role": "user"}]
+    text = _chat_text(renderer, tools=tools, messages=messages)
+    assert text == json.dumps(tools) + json.dumps(messages)
+
+
 def test_template_file_wins_over_the_config(make_model: Callable[..., Path]) -> None:
     directory = make_model(template="C{{ messages[0].content }}")
     (directory / "chat_template.jinja").write_text("F{{ messages[0].content }}{{ bos_token }}")
