@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from openapi.schemas import NULL, Schema
+from triptych.reply import MAX_STOP_STRINGS, MAX_STRING_CHARS
 from triptych.sampling import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -18,12 +19,12 @@ from triptych.structured import MAX_CHARS, MAX_TAG_CHARS
 from triptych.wire import MAX_TOKEN_ID
 from triptych_derender.checks import MAX_CHOICES
 from triptych_generate.grammars import MAX_FINGERPRINT_CHARS
-from triptych_render.sampling import MAX_STOP_STRINGS, MAX_STRING_CHARS
 
 #: Above it there is no token in any vocabulary; a deployment's own is smaller.
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID - 1}
 MAX_N = Limits(vocab_size=1, max_model_len=1).max_n
 _STRING: Schema = {"type": "string", "maxLength": MAX_STRING_CHARS}
+_STOP: Schema = {"maxLength": MAX_STRING_CHARS, "maxItems": MAX_STOP_STRINGS, "items": _STRING}
 _NOT_BLANK = r"[^\s\x1c-\x1f\x85]"
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _KIND_OF = {
@@ -85,7 +86,7 @@ GENERATE: Mapping[str, Schema] = {
 ASKED: Mapping[str, Schema] = {
     **SAMPLING,
     "top_logprobs": {"minimum": -1},
-    "stop": {"maxLength": MAX_STRING_CHARS, "maxItems": MAX_STOP_STRINGS, "items": _STRING},
+    "stop": _STOP,
     "bad_words": {"maxItems": MAX_BAD_WORDS // 2, "items": {**_STRING, "pattern": _NOT_BLANK}},
     "logit_bias": {
         **SAMPLING["logit_bias"],
@@ -118,7 +119,7 @@ VOCABULARY: Mapping[str, Schema] = {
 }
 CHOICE: Mapping[str, Schema] = {"index": {"maximum": MAX_CHOICES - 1}}
 #: What derender reads of an OpenAI request.
-REPLY: Mapping[str, Schema] = {"n": {"minimum": 1, "maximum": MAX_CHOICES}}
+REPLY: Mapping[str, Schema] = {"n": {"minimum": 1, "maximum": MAX_CHOICES}, "stop": _STOP}
 
 
 def bounded(schema: Schema, bounds: Mapping[str, Schema]) -> Schema:

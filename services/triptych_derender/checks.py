@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from triptych.errors import InvalidRequestError
 from triptych.logprobs import Logprobs
-from triptych.reply import ReplySpec
+from triptych.reply import ReplySpec, stop_strings
 from triptych.response_template import ResponseFamily
 from triptych.wire import ChoiceDelta
 
@@ -16,6 +16,7 @@ def check_spec(spec: ReplySpec, fingerprint: str, family: ResponseFamily | None)
     """Refuse a spec that cannot be served here."""
     if not 1 <= spec.n <= MAX_CHOICES:
         raise InvalidRequestError(f"n is {spec.n}, it must be 1 to {MAX_CHOICES:,}", param="n")
+    stop_strings(spec.stop)
     if spec.tokenizer_fingerprint not in (None, fingerprint):
         raise InvalidRequestError(
             f"the request was rendered with tokenizer {spec.tokenizer_fingerprint}, "

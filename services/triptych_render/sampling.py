@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from triptych.errors import InvalidRequestError
-from triptych.reply import completion_logprobs, stop_strings
+from triptych.reply import check_lengths, completion_logprobs, stop_strings
 from triptych.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS, Limits, check_prompt, check_sampling
 from triptych.wire import SamplingParams
 from triptych_render.chat_request import ChatRequest
@@ -21,8 +21,6 @@ from triptych_render.structured_fields import structured_outputs
 
 #: OpenAI's default for completions; chat takes the context that is left.
 DEFAULT_COMPLETION_TOKENS = 16
-MAX_STOP_STRINGS = 16
-MAX_STRING_CHARS = 1000
 
 #: Fields that the request and the wire have under one name.
 _SAME_NAMES = (
@@ -142,7 +140,7 @@ def _sampling(
     prompt_logprobs: int | None,
     names: Mapping[str, str],
 ) -> SamplingParams:
-    _check_stop_strings(request)
+    stop_strings(request.stop)  # bounds only: derender matches them
     params = SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
@@ -169,26 +167,6 @@ def _check_max_tokens(name: str, max_tokens: int | None, least: int, limits: Lim
     if max_tokens > limits.max_model_len:
         raise InvalidRequestError(
             f"{name} is {max_tokens:,}; it must be at most the context, {limits.max_model_len:,}",
-            param=name,
-        )
-
-
-def _check_stop_strings(request: SharedFields) -> None:
-    """Bounds only: derender matches stop strings."""
-    stop = request.stop if isinstance(request.stop, list) else stop_strings(request.stop)
-    if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequestError(
-            f"stop has {len(stop):,} strings; at most {MAX_STOP_STRINGS} are allowed", param="stop"
-        )
-    _check_lengths("stop", stop)
-
-
-def _check_lengths(name: str, strings: list[str]) -> None:
-    longest = max(map(len, strings), default=0)
-    if longest > MAX_STRING_CHARS:
-        raise InvalidRequestError(
-            f"{name} has a string of {longest:,} characters; at most {MAX_STRING_CHARS:,} are "
-            f"allowed",
             param=name,
         )
 
@@ -221,7 +199,7 @@ def _bad_words(words: list[str], encoder: Encoder) -> list[list[int]] | None:
             f"bad_words has {len(words):,} words; at most {MAX_BAD_WORDS // 2} are allowed",
             param="bad_words",
         )
-    _check_lengths("bad_words", words)
+    check_lengths("bad_words", words)
     found: list[list[int]] = []
     for word in words:
         bare = word.lstrip()

@@ -4,6 +4,7 @@ render sends it beside the ids, opaque to the gateway. A client that chains the 
 the OpenAI request itself to derender, which reads the same spec from it with the same code.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -13,6 +14,9 @@ from triptych.wire import GenerateRequest, StreamOptions
 
 Endpoint = Literal["chat", "completions"]
 ToolChoice = Literal["none", "auto", "required"]
+#: Stop strings of a request, and characters of one of them or of a bad word.
+MAX_STOP_STRINGS = 16
+MAX_STRING_CHARS = 1000
 _TOOL_CHOICES: dict[str, ToolChoice] = {"none": "none", "auto": "auto", "required": "required"}
 
 
@@ -196,9 +200,30 @@ def count_prompts(prompt: Any) -> int:
 
 
 def stop_strings(stop: str | list[str] | None) -> list[str]:
-    """The stop strings as a list, without empty ones (which would match everywhere)."""
+    """The stop strings as a list, without empty ones (which would match everywhere).
+
+    Raises:
+        InvalidRequestError: too many of them, empty ones included, or too long ones.
+    """
     listed = [stop] if isinstance(stop, str) else stop or []
+    if len(listed) > MAX_STOP_STRINGS:
+        raise InvalidRequestError(
+            f"stop has {len(listed):,} strings; at most {MAX_STOP_STRINGS} are allowed",
+            param="stop",
+        )
+    check_lengths("stop", listed)
     return [text for text in listed if text]
+
+
+def check_lengths(name: str, strings: Sequence[str]) -> None:
+    """Refuse strings of the field ``name`` that are too long."""
+    longest = max(map(len, strings), default=0)
+    if longest > MAX_STRING_CHARS:
+        raise InvalidRequestError(
+            f"{name} has a string of {longest:,} characters; at most {MAX_STRING_CHARS:,} are "
+            f"allowed",
+            param=name,
+        )
 
 
 def _num_shown(asked: int | None, fields: _CommonFields) -> int | None:

@@ -119,6 +119,16 @@ def refusal(body: Any, *, endpoint: str = "chat", derenderer: Derenderer = DEREN
             "n",
         ),
         (
+            {"generate_response": response(), "chat_request": {"stop": ["x"] * 17}},
+            "stop has 17 strings; at most 16 are allowed",
+            "stop",
+        ),
+        (
+            {"generate_chunk": response(), "chat_request": {"stop": "x" * 1001}},
+            "stop has a string of 1,001 characters; at most 1,000 are allowed",
+            "stop",
+        ),
+        (
             {"generate_response": response(), "prompt_tokens": -3},
             "prompt_tokens: Expected `int` >= 0, got -3",
             "prompt_tokens",
@@ -238,6 +248,12 @@ def test_another_tokenizers_request_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="rendered with tokenizer 0000"):
         DERENDERER.whole(spec, [answer([97])], request_id="r", created=1)
     with pytest.raises(InvalidRequestError, match="rendered with tokenizer 0000"):
+        DERENDERER.open(spec, request_id="r", created=1, prompts=[[1]])
+
+
+def test_stop_strings_of_a_spec_are_bounded_too() -> None:
+    spec = ReplySpec(endpoint="chat", model=MODEL, stop=["x"] * 17)
+    with pytest.raises(InvalidRequestError, match="stop has 17 strings; at most 16"):
         DERENDERER.open(spec, request_id="r", created=1, prompts=[[1]])
 
 
