@@ -256,4 +256,6 @@ def _read(request: Any, fields: type[_FieldsT]) -> _FieldsT:
     try:
         return msgspec.convert(given, fields)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(str(error)) from error
+        fault, _, place = str(error).partition(" - at `$.")
+        path = place.rstrip("`")
+        raise InvalidRequestError(f"{path}: {fault}", param=path) from error

@@ -99,9 +99,17 @@ def refusal(body: Any, *, endpoint: str = "chat", derenderer: Derenderer = DEREN
             "choices[0].logprobs",
         ),
         (
-            {"generate_response": response(), "chat_request": {"stop": 5}},
-            "Expected",
-            None,
+            {"generate_response": response(), "chat_request": {"stop": ["x", 5]}},
+            "stop[1]: Expected `str`, got `int`",
+            "stop[1]",
+        ),
+        (
+            {
+                "generate_response": response(),
+                "chat_request": {"stream_options": {"include_usage": 5}},
+            },
+            "stream_options.include_usage: Expected `bool`, got `int`",
+            "stream_options.include_usage",
         ),
         (
             {"generate_response": response(index=10**9)},
