@@ -143,6 +143,9 @@ def _prepared(schema: Any, path: str, *, depth: int) -> Any:
         _check_types(made, path)
         if "object" in _types_of(made):
             made = _closed(made, path)
+    for keyword in (*_NAMED, *_LISTED):
+        if keyword in made:
+            made[keyword] = made[keyword].copy()
     for keys, each in subschemas(made):
         _put(made, keys, _prepared(each, join_path(path, keys), depth=depth + 1))
     return made
@@ -262,15 +265,14 @@ def _has_type(value: Any, name: Any) -> bool:
 
 
 def _put(schema: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
-    """Replace the subschema at ``keys``; the containers on the way are copied."""
+    """Replace the subschema at ``keys``."""
     keyword, *rest = keys
     if not rest:
         schema[keyword] = value
     elif isinstance(schema[keyword], dict):
-        schema[keyword] = {**schema[keyword], rest[0]: value}
+        schema[keyword][rest[0]] = value
     else:
-        index = int(rest[0])
-        schema[keyword] = [*schema[keyword][:index], value, *schema[keyword][index + 1 :]]
+        schema[keyword][int(rest[0])] = value
 
 
 def _refusal(path: str, why: str) -> InvalidRequestError:
