@@ -19,7 +19,7 @@ class AdmissionSettings(BaseSettings):
     flag_group: ClassVar[str] = "who may ask, and how much"
 
     api_key: SecretStr | None = Field(
-        None, description="bearer token that clients must send; default: none"
+        None, min_length=1, description="bearer token that clients must send; default: none"
     )
     api_keys_file: Path | None = Field(
         None, description="keys and their limits, one a line, reread; default: none"

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from triptych.errors import SetupError, UnauthenticatedError
+from triptych.settings import parse_settings
 from triptych_gateway import keys
 from triptych_gateway.keys import ApiKey, KeysFile, RateLimits, parse_keys
+from triptych_gateway.settings import GatewaySettings
 
 NONE = RateLimits()
 DEFAULT = RateLimits(requests_per_minute=7)
@@ -54,6 +56,13 @@ def test_wrong_files_are_refused_without_their_keys(text: str) -> None:
     with pytest.raises(SetupError) as error:
         parse_keys(text, NONE)
     assert "s3cret" not in str(error.value)
+
+
+def test_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would let in whoever sends none, as a variable does whose secret is missing."""
+    monkeypatch.setenv("TRIPTYCH_GATEWAY_API_KEY", "")
+    with pytest.raises(SetupError, match=r"^TRIPTYCH_GATEWAY_API_KEY: .*at least 1"):
+        parse_settings(GatewaySettings, [])
 
 
 def test_missing_file_is_a_setup_error(tmp_path: Path) -> None:
