@@ -52,8 +52,9 @@ class SessionCall(Generic[_CommandsT, _StepT]):
         self._is_open = True
         self._news = asyncio.Event()
         self._error = UnavailableError(f"the session with {self._name} broke", retry_after_s=1)
-        self._call = self._open_call()
+        call = self._call = self._open_call()
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+        self._tasks[0].add_done_callback(lambda _: call.cancel())  # nothing would be sent any more
         self._tasks[1].add_done_callback(self._ended)
 
     async def _write(self) -> None:

@@ -150,6 +150,17 @@ async def test_failure_of_one_reply_leaves_the_others(derenderer: Derenderer) ->
         assert await other == await by_stream(server.target, 1)
 
 
+async def test_delta_that_cannot_be_sent_fails_at_once_and_no_later_reply(
+    derenderer: Derenderer,
+) -> None:
+    unsendable = ChoiceDelta(index=0, token_ids=[5], logprobs=pack_logprobs([[(5, -0.5, -1)]]))
+    async with served(derenderer) as server:
+        async with server.link.open(SPEC, request_id="r", created=1, prompts=PROMPTS) as reply:
+            with pytest.raises(UnavailableError, match=r"the session with derender at .* broke"):
+                await reply.feed(0, GenerateDelta(request_id="", choices=[unsendable]))
+        assert await by_session(server.link, 1) == await by_stream(server.target, 1)
+
+
 async def test_session_that_breaks_fails_its_replies(derenderer: Derenderer) -> None:
     async with (
         served(derenderer) as server,
