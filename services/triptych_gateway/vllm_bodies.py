@@ -116,8 +116,15 @@ def error_of_answer(status: int, body: bytes, retry_after: str | None) -> Tripty
 
 
 def info_of_models(body: bytes) -> ModelInfo:
-    """What ``/v1/models`` says of the model: neither vocabulary, dtype nor device."""
-    model = _decode(body, _Models).data[0]
+    """What ``/v1/models`` says of the model: neither vocabulary, dtype nor device.
+
+    Raises:
+        UnavailableError: there is none, or none yet.
+    """
+    models = _decode(body, _Models).data
+    if not models:
+        raise UnavailableError("vLLM serves no model", retry_after_s=1)
+    model = models[0]
     return ModelInfo(
         model=model.id,
         max_model_len=model.max_model_len,

@@ -37,6 +37,7 @@ from triptych.wire import (
 from triptych_gateway.generate_link import generate_link
 from triptych_gateway.over_grpc import GrpcGenerate
 from triptych_gateway.over_json import JsonGenerate
+from triptych_gateway.vllm_bodies import info_of_models
 
 #: Exchanges with vLLM 0.32; the README beside them says how they were made.
 RECORDINGS: dict[str, Any] = json.loads(
@@ -368,6 +369,11 @@ async def test_info_is_what_vllm_says_of_its_model() -> None:
     async with linked(FakeVllm()) as link:
         info = await link.info()
     assert (info.model, info.max_model_len) == ("smol", 4096)
+
+
+def test_server_without_a_model_is_unavailable() -> None:
+    with pytest.raises(UnavailableError, match="vLLM serves no model"):
+        info_of_models(b'{"object": "list", "data": []}')
 
 
 async def test_address_decides_the_link() -> None:
