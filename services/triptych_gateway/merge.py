@@ -63,12 +63,13 @@ class MergedDeltas:
     async def __anext__(self) -> tuple[int, GenerateDelta]:
         while self._open:
             index, item = await self._items.get()
+            if index not in self._open:
+                continue
             if isinstance(item, Exception):
                 raise item
-            if item is None:
-                self._open.discard(index)
-            elif index in self._open:
+            if item is not None:
                 return index, item
+            self._open.discard(index)
         raise StopAsyncIteration
 
     def stop(self, indexes: Iterable[int]) -> None:

@@ -169,6 +169,22 @@ async def test_failure_of_one_prompt_aborts_the_others() -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
+async def test_failure_of_a_prompt_that_has_stopped_leaves_the_others(is_stream: bool) -> None:
+    async def script(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+        has_stopped = request.token_ids == [1]
+        ids = (FakeDerender.STOP,) if has_stopped else (5, 6, 7)
+        async for delta in tokens(*ids, error=InternalError("x") if has_stopped else None)(request):
+            yield delta
+
+    async with http_client(gateway(FakeGenerate(script))) as client:
+        body = {"prompts": [[1], [2]], "stop": ["x"], "stream": is_stream}
+        answer = await client.post(PATHS[1], json=body)
+    assert answer.status_code == 200
+    assert "7" in answer.text
+    assert "error" not in answer.text
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
 async def test_stop_string_cancels_generate(is_stream: bool) -> None:
     async def script(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
         yield token(request, 5)
