@@ -12,6 +12,7 @@ class Partial:
         """``has_begun``: ``request`` is the rest of an answer of which something was received."""
         self.request = request
         self.has_begun = has_begun
+        self._has_prompt_logprobs = False
         first = request.choice_index
         self._ids: dict[int, list[int]] = {
             index: [] for index in range(first, first + request.sampling_params.n)
@@ -24,6 +25,7 @@ class Partial:
     def take(self, delta: GenerateDelta) -> None:
         """Note a delta that is handed on."""
         self.has_begun = True
+        self._has_prompt_logprobs |= delta.prompt_logprobs is not None
         for choice in delta.choices:
             if choice.finish_reason is not None:
                 self._ids.pop(choice.index, None)
@@ -33,11 +35,13 @@ class Partial:
     def rests(self) -> list[GenerateRequest]:
         """A request per unfinished choice that goes on where it was cut.
 
-        Prompt logprobs come with choice 0's first output, so exactly the rest of a choice 0
-        without output gives them again (docs/wire.md, Resume).
+        The rest of a choice 0 without output gives prompt logprobs again (docs/wire.md, Resume), so
+        they are asked for only until they have come: that may be with another choice's output.
         """
         asked = self.request
         params = msgspec.structs.replace(asked.sampling_params, n=1)
+        if self._has_prompt_logprobs:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
         return [
             msgspec.structs.replace(
                 asked,

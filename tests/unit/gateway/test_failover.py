@@ -33,6 +33,7 @@ from triptych.wire import GenerateDelta, GenerateRequest, SamplingParams, join_d
 from triptych_gateway import deadline
 from triptych_gateway.attempts import MAX_ATTEMPTS, Attempts, Patience
 from triptych_gateway.failover import FailoverGenerate
+from triptych_gateway.partial import Partial
 from triptych_gateway.replicas import ReplicaSet
 
 PATIENCE = Patience(0, 5)
@@ -89,9 +90,25 @@ async def test_answer_cut_anywhere_any_number_of_times_is_the_undisturbed_one(
         deltas = await received(link, request)
     assert seen(deltas) == seen(deltas_of(request))
     for rest in [each for worker in workers for each in worker.requests]:
-        params = msgspec.structs.replace(rest.sampling_params, n=n)
-        assert params == request.sampling_params
+        asked = request.sampling_params
+        params = msgspec.structs.replace(
+            rest.sampling_params, n=n, prompt_logprobs=asked.prompt_logprobs
+        )
+        assert params == asked
         assert rest.token_ids[: rest.prompt_len] == request.token_ids
+
+
+@pytest.mark.parametrize("have_come", [False, True])
+def test_prompt_logprobs_are_asked_for_until_they_come(have_come: bool) -> None:
+    """They may come a step before choice 0's output: with the others', whose prompt was cached."""
+    request = ask(n=2, prompt_logprobs=0)
+    (first, *_) = deltas_of(request)
+    partial = Partial(request)
+    scores = first.prompt_logprobs if have_come else None
+    partial.take(msgspec.structs.replace(first, choices=first.choices[1:], prompt_logprobs=scores))
+    cut, other = partial.rests()
+    assert (cut.choice_index, cut.resume_from, other.resume_from) == (0, 0, 1)
+    assert cut.sampling_params.prompt_logprobs == (None if have_come else 0)
 
 
 async def begun_at(
