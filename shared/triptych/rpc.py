@@ -18,6 +18,7 @@ from triptych import tracing
 from triptych.channel import CarryingChannel
 from triptych.drain import Drain, stopping_error
 from triptych.errors import (
+    ErrorBody,
     InternalError,
     SetupError,
     TriptychError,
@@ -33,6 +34,9 @@ from triptych.rpc_options import KEEP_ALIVE, RECONNECT, SIZES, SMALL_WINDOW
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+#: Bytes of an error's message, which stands twice in the trailers: gRPC takes 8 KiB of them, and
+#: ends the call with RESOURCE_EXHAUSTED where there are more.
+_MAX_MESSAGE_BYTES = 1500
 #: Calls that carry no request of their own: no span.
 _SPANLESS = frozenset({"GetInfo", "GetTokenizerInfo", "Session"})
 
@@ -250,8 +254,11 @@ class RpcErrors:
 
 
 async def abort_call(context: grpc.aio.ServicerContext[Any, Any], error: TriptychError) -> NoReturn:
-    trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, msgspec.json.encode(error.body()))]
+    message = error.message.encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
+    detail = msgspec.structs.replace(error.body().error, message=message)
+    body = msgspec.json.encode(ErrorBody(error=detail))
+    trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, body)]
     if error.retry_after_s is not None:
         trailers.append((RETRY_KEY, f"{error.retry_after_s:g}"))
     status = grpc.StatusCode[error.grpc_code]
-    await context.abort(status, error.message, trailing_metadata=tuple(trailers))
+    await context.abort(status, message, trailing_metadata=tuple(trailers))

@@ -4,9 +4,18 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from support.net import listening
-from triptych.errors import UnavailableError
+from triptych.errors import InvalidRequestError, TriptychError, UnavailableError
 from triptych.http import create_app
-from triptych.rpc import RpcErrors, RpcServer, open_channel
+from triptych.rpc import RpcErrors, RpcServer, abort_call, open_channel
+from triptych.v1 import render_pb2, render_pb2_grpc
+
+
+class Refusing(render_pb2_grpc.RenderServiceServicer):
+    async def Tokenize(
+        self, request: render_pb2.TextRequest, context: object
+    ) -> render_pb2.TextResponse:
+        error = InvalidRequestError(request.body.decode(), param="body")
+        await abort_call(context, error)  # type: ignore[arg-type]  # grpc's own class
 
 
 async def test_writing_to_a_call_that_its_server_ended_is_unavailable() -> None:
@@ -24,3 +33,24 @@ async def test_writing_to_a_call_that_its_server_ended_is_unavailable() -> None:
             async with RpcErrors("render"):
                 await call.write(request)
         await channel.close(None)
+
+
+async def refusal(target: str, text: str) -> TriptychError:
+    async with open_channel(target) as channel:
+        stub = render_pb2_grpc.RenderServiceStub(channel)
+        with pytest.raises(TriptychError) as refused:
+            async with RpcErrors("render"):
+                await stub.Tokenize(render_pb2.TextRequest(body=text.encode()), timeout=20)
+    return refused.value
+
+
+@pytest.mark.parametrize("letter", ["x", "\N{SNOWMAN}", "\N{GRINNING FACE}"])
+async def test_error_keeps_its_kind_however_long_its_message(letter: str) -> None:
+    server = RpcServer(["triptych.v1.RenderService"])
+    servicer = Refusing()  # type: ignore[abstract]  # Tokenize alone is called
+    render_pb2_grpc.add_RenderServiceServicer_to_server(servicer, server.server)
+    async with listening(create_app("render", model=("m", None)), server) as service:
+        error = await refusal(service.addresses[1].removeprefix("grpc://"), letter * 20_000)
+    assert (type(error), error.param) == (InvalidRequestError, "body")
+    assert set(error.message) == {letter}
+    assert len(error.message) > 300
