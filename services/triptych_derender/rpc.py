@@ -12,6 +12,7 @@ from triptych.convert_structured import vocabulary_to_proto
 from triptych.drain import Drain
 from triptych.errors import InvalidRequestError
 from triptych.rpc import RpcEdge, RpcServer, caller_request_id
+from triptych.rpc_options import MAX_MESSAGE_BYTES
 from triptych.sessions import serve_session
 from triptych.v1 import derender_pb2, derender_pb2_grpc, generate_pb2
 from triptych_derender.derenderer import Derenderer, ReplyStream
@@ -64,7 +65,13 @@ class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
             body = await asyncio.to_thread(
                 self._whole, request, caller_request_id(context, request.request_id)
             )
-            return derender_pb2.DerenderWholeResponse(body=body)
+            answer = derender_pb2.DerenderWholeResponse(body=body)
+            if (size := answer.ByteSize()) > MAX_MESSAGE_BYTES:
+                raise InvalidRequestError(
+                    f"the whole reply has {size:,} bytes, limit is {MAX_MESSAGE_BYTES:,}: ask for "
+                    f"a stream, or for fewer prompts or candidates"
+                )
+            return answer
 
     async def GetVocabulary(
         self, request: derender_pb2.VocabularyRequest, context: _Context

@@ -10,9 +10,11 @@ from triptych.convert import (
     info_from_proto,
 )
 from triptych.convert_structured import vocabulary_from_proto, vocabulary_to_proto
+from triptych.errors import InvalidRequestError
 from triptych.hops import NO_HOPS, Hops
 from triptych.reply import Endpoint, Rendered, ReplySpec
 from triptych.rpc import RpcErrors, call_metadata, open_channel
+from triptych.rpc_options import MAX_MESSAGE_BYTES
 from triptych.v1 import (
     derender_pb2,
     derender_pb2_grpc,
@@ -129,6 +131,11 @@ class GrpcDerender:
             created=created,
             answers=[answer_to_proto(answer) for answer in answers],
         )
+        if (size := request.ByteSize()) > MAX_MESSAGE_BYTES:
+            raise InvalidRequestError(
+                f"the whole answer has {size:,} bytes for derender, limit is "
+                f"{MAX_MESSAGE_BYTES:,}: ask for a stream, or for fewer prompts or candidates"
+            )
         async with RpcErrors(self._name):
             answer = await self._stub.DerenderWhole(
                 request, timeout=deadline.within(CALL_TIMEOUT_S), metadata=call_metadata(request_id)

@@ -15,6 +15,7 @@ from triptych.errors import InvalidRequestError, UnavailableError
 from triptych.logprobs import pack_logprobs
 from triptych.reply import ReplySpec
 from triptych.rpc import RpcServer, open_channel
+from triptych.rpc_options import MAX_MESSAGE_BYTES
 from triptych.v1 import derender_pb2, derender_pb2_grpc
 from triptych.wire import ChoiceDelta, GenerateDelta
 from triptych_derender.derenderer import Derenderer
@@ -148,6 +149,22 @@ async def test_failure_of_one_reply_leaves_the_others(derenderer: Derenderer) ->
             with pytest.raises(InvalidRequestError, match="prompt_index is 2"):
                 await reply.feed(0, drawn_deltas(1)[0][1])
         assert await other == await by_stream(server.target, 1)
+
+
+class LongReply:
+    """A derenderer whose whole replies do not fit a message."""
+
+    def whole(self, *_: object, **__: object) -> bytes:
+        return bytes(MAX_MESSAGE_BYTES)
+
+
+@pytest.mark.parametrize(("model", "what"), [("m", "reply"), ("m" * MAX_MESSAGE_BYTES, "answer")])
+async def test_whole_reply_that_fits_no_message_is_refused(model: str, what: str) -> None:
+    """As overload it would be made again and again, by derender and by the client."""
+    spec = msgspec.structs.replace(SPEC, model=model)
+    async with served(LongReply()) as server:  # type: ignore[arg-type]  # no more of it is used
+        with pytest.raises(InvalidRequestError, match=f"the whole {what} has .* limit is 67,108,8"):
+            await server.link.whole(spec, [], request_id="r", created=1)
 
 
 async def test_delta_that_cannot_be_sent_fails_at_once_and_no_later_reply(
