@@ -113,7 +113,8 @@ class _Sender:
     def _keep_alive(self) -> None:
         silence_s = self._clock() - self._last_sent
         if silence_s >= KEEP_ALIVE_S:
-            self._comment = asyncio.ensure_future(self.send(KEEP_ALIVE))
+            if self._comment is None or self._comment.done():  # else the client does not read
+                self._comment = asyncio.ensure_future(self.send(KEEP_ALIVE))
             silence_s = 0.0
         self._timer = self._set_timer(KEEP_ALIVE_S - silence_s)
 

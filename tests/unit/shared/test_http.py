@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 from fastapi import FastAPI, Request, Response
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from support.net import http_client, listening
 from triptych import sse
@@ -260,6 +260,30 @@ async def test_keep_alive_comments_fill_a_long_silence(monkeypatch: pytest.Monke
             if seen.count(sse.KEEP_ALIVE) == 2:
                 break
     assert seen.startswith(b'data: {"a":1}\n\n')
+
+
+async def test_one_comment_waits_for_a_client_that_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    sent: list[bytes] = []
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        while True:
+            yield b"data: 1\n\n"
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
+            await asyncio.Event().wait()
+
+    async def receive() -> Message:
+        await asyncio.sleep(0.2)
+        return {"type": "http.disconnect"}
+
+    response = await sse.primed(frames())
+    await response({"type": "http", "triptych.notes": {}}, receive, send)
+    assert sent == [b"data: 1\n\n", sse.KEEP_ALIVE]
 
 
 async def test_port_in_use_is_a_setup_error() -> None:
