@@ -113,6 +113,8 @@ class _Answer:
                         )
                 except TriptychError as error:
                     self._attempts.failed(worker, error)
+                    if self.begun_at is not None and not self.begun_at.can_resume:
+                        raise  # nobody will ever be able to go on with it
 
     def _note(self, delta: GenerateDelta, worker: _Worker) -> None:
         self.partial.take(delta)

@@ -287,6 +287,17 @@ async def test_broken_model_is_tried_once_at_each_worker(num_workers: int) -> No
     assert [len(worker.requests) for worker in workers] == [1] * num_workers
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_answer_that_cannot_be_resumed_ends_when_it_is_cut(n: int) -> None:
+    said = info(can_resume=False)
+    workers = [FakeWorker(name, said=said, faults=[Fault(2, unreachable())]) for name in "ab"]
+    async with failover(*workers, patience=Patience(0, 60)) as (link, _):
+        async with asyncio.timeout(5):
+            with pytest.raises(UnavailableError):
+                await received(link, ask(n=n))
+    assert sum(len(worker.requests) for worker in workers) == 1
+
+
 @pytest.mark.parametrize("change", [{"dtype": "bfloat16"}, {"can_resume": False}, {"model": "x"}])
 async def test_worker_of_another_kind_takes_nothing_over(change: dict[str, Any]) -> None:
     first = FakeWorker("a", faults=[Fault(2, unreachable()) for _ in range(9)])
