@@ -215,18 +215,22 @@ async def test_client_that_leaves_cancels_generate(script: Script, is_stream: bo
         await asyncio.wait_for(generate.abort_seen.wait(), 5)
 
 
+async def flood(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+    delta = token(request, 5)
+    choice = msgspec.structs.replace(delta.choices[0], token_ids=list(range(1000, 3000)))
+    while True:
+        yield msgspec.structs.replace(delta, choices=[choice])
+        await asyncio.sleep(0)
+
+
 async def test_slow_reader_holds_generate_back() -> None:
     sent = 0
 
     async def script(request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
         nonlocal sent
-        choice_ids = list(range(2000))
-        while True:
-            delta = token(request, 5)
-            choice = msgspec.structs.replace(delta.choices[0], token_ids=choice_ids)
+        async for delta in flood(request):
             sent += 1
-            yield msgspec.structs.replace(delta, choices=[choice])
-            await asyncio.sleep(0)
+            yield delta
 
     generate = FakeGenerate(script)
     async with (
