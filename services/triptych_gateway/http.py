@@ -117,5 +117,5 @@ async def _begin(
     flow = await flows.start(panels, endpoint, body, request_id)
     ticket.hold_prompts(flow.prompts)
     if flow.is_stream:
-        return await sse.primed(flows.stream(flow))
+        return await sse.primed(flows.stream(flow), until=deadline.end())
     return json_response(await flows.whole(flow))

@@ -11,11 +11,13 @@ from starlette.types import Receive, Scope, Send
 
 from triptych.connected import WhileConnected
 from triptych.drain import stopping_error
-from triptych.errors import ClientGoneError, InternalError, TriptychError
+from triptych.errors import ClientGoneError, DeadlineError, InternalError, TriptychError
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
+#: Seconds in which a client reads what a stream whose time is over has left.
+READ_OUT_S = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -30,13 +32,18 @@ def error_event(error: TriptychError) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(error.body()) + b"\n\n"
 
 
-async def primed(frames: AsyncGenerator[bytes, None]) -> "EventStream":
+async def primed(
+    frames: AsyncGenerator[bytes, None], *, until: float | None = None
+) -> "EventStream":
     """``frames`` as an answer, once the first has come, so that a refusal keeps its status.
+
+    ``until``: the event loop's time at which ``frames`` end by themselves; a client that has not
+    read them soon after is left. None: no limit.
 
     Raises:
         TriptychError: whatever the stream raises before its first frame.
     """
-    return EventStream(await anext(frames, b""), frames)
+    return EventStream(await anext(frames, b""), frames, until)
 
 
 class EventStream(Response):
@@ -44,17 +51,20 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, first: bytes, frames: AsyncGenerator[bytes, None], until: float | None
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._frames = frames
+        self._until = None if until is None else until + READ_OUT_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         notes = scope["triptych.notes"]
         sender = _Sender(send)
         try:
-            async with WhileConnected(receive):
+            async with WhileConnected(receive), asyncio.timeout_at(self._until):
                 await send(
                     {
                         "type": "http.response.start",
@@ -65,6 +75,8 @@ class EventStream(Response):
                 await self._send_all(sender, notes)
         except ClientGoneError:
             notes["client"] = "gone"
+        except TimeoutError:
+            notes["client"], notes["error"] = "stuck", DeadlineError.code
         except asyncio.CancelledError:  # the server stops, and this answer took too long to end
             notes["error"] = stopping_error().code
             await sender.end(error_event(stopping_error()))

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from support.fakes import FakeDerender, FakeGenerate, FakeRender, Script, token
 from support.net import http_client, listening
+from triptych import sse
 from triptych.errors import InternalError, OverloadedError
 from triptych.wire import GenerateDelta, GenerateRequest
 from triptych_gateway.flows import Panels
@@ -243,6 +244,22 @@ async def test_slow_reader_holds_generate_back() -> None:
             before = sent
             await asyncio.sleep(0.3)
     assert sent < 2000
+
+
+async def test_client_that_does_not_read_is_left_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sse, "READ_OUT_S", 0.1)
+    generate = FakeGenerate(flood)
+    panels = Panels(FakeRender(), generate, FakeDerender())
+    app = create_gateway_app(panels, max_body_bytes=10_000, request_timeout_s=1)
+    async with (
+        http_client(app) as client,
+        client.stream("POST", PATHS[0], json={"prompts": [[1]], "stream": True}) as answer,
+    ):
+        assert answer.status_code == 200
+        await asyncio.wait_for(generate.abort_seen.wait(), 10)
+    assert app.state.metrics.num_in_flight == 0
 
 
 async def test_api_key_is_needed_when_set() -> None:
