@@ -118,7 +118,8 @@ FIELDS: Mapping[str, str] = {
     "grammar": "EBNF in GBNF's notation; the first rule is `root`.",
     "json_object": "Any JSON object.",
     "structural_tag": "JSON text in xgrammar's form; render writes it for required calls.",
-    "disable_any_whitespace": "Whether JSON is written without white space.",
+    "disable_any_whitespace": "Whether JSON is written in one line, with one space after comma and "
+    "colon.",
     "disable_additional_properties": "Not served: leave it out.",
     "whitespace_pattern": "Not served: leave it out.",
     # generate
