@@ -129,6 +129,7 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
             dtype="none",
             device="none",
             max_logprobs=20,
+            can_resume=True,
         )
         return info_to_proto(info)
 
