@@ -256,11 +256,13 @@ def check_ports(settings: ServiceSettings) -> None:
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    """A socket that listens: one that is only bound leaves its port to whoever listens first."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen()
     except OSError as error:
         listener.close()
         raise SetupError(f"cannot listen on {host}:{port}: {error.strerror}") from error

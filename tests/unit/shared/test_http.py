@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 
 import httpx
 import msgspec
@@ -293,6 +293,21 @@ async def test_port_in_use_is_a_setup_error() -> None:
         with pytest.raises(SetupError, match=r"cannot listen on 127.0.0.1:\d+: Address already"):
             async with running(service):
                 pass
+
+
+async def test_port_is_held_before_the_service_starts() -> None:
+    """Two that start together: the second is told, and does not wait for ever."""
+
+    @asynccontextmanager
+    async def background() -> AsyncIterator[None]:
+        port = int(service.addresses[0].rpartition(":")[2])
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(("127.0.0.1", port)).close()
+        yield
+
+    service = Service("test", app=make_app(), settings=ServiceSettings(), background=background)
+    async with running(service):
+        pass
 
 
 async def test_log_line_has_the_id_and_no_body(caplog: pytest.LogCaptureFixture) -> None:
