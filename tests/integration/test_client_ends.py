@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from support.stack import free_ports
 from triptych.client import AsyncClient, AsyncGenerateClient, Client, GenerateClient, Retries
 from triptych.drain import Drain
 from triptych.errors import (
+    ClientGoneError,
     DeadlineError,
     InternalError,
     OverloadedError,
@@ -100,6 +102,37 @@ async def test_leaving_a_grpc_stream_ends_the_answer_at_generate(num_read: int) 
         async with AsyncGenerateClient(target) as client, client.stream(REQUEST) as stream:
             assert len([await anext(stream) for _ in range(num_read)]) == num_read
         await asyncio.wait_for(servicer.aborted.wait(), 20)
+
+
+@pytest.mark.parametrize("kind", [GenerateClient, AsyncGenerateClient])
+async def test_closing_a_client_ends_its_streams_with_an_error(
+    kind: type[GenerateClient | AsyncGenerateClient],
+) -> None:
+    async with generate_server(ScriptedGenerate(IDS, finish_reason=None)) as target:
+        client = kind(target)
+        begun = threading.Event()
+        reading = asyncio.create_task(read_all(client, begun))
+        await asyncio.to_thread(begun.wait, 20)
+        if isinstance(client, AsyncGenerateClient):
+            await client.aclose()
+        else:
+            client.close()
+        with pytest.raises(ClientGoneError):
+            await reading
+
+
+async def read_all(client: GenerateClient | AsyncGenerateClient, begun: threading.Event) -> None:
+    if isinstance(client, AsyncGenerateClient):
+        async for _ in client.stream(REQUEST):
+            begun.set()
+    else:
+        blocking = client
+
+        def read() -> None:
+            for _ in blocking.stream(REQUEST):
+                begun.set()
+
+        await asyncio.to_thread(read)
 
 
 async def test_gateway_without_room_is_asked_again_until_it_has_some(texts: TextPanels) -> None:

@@ -21,6 +21,7 @@ from triptych.client.scores import Score
 from triptych.client.streams import AsyncStream
 from triptych.convert import delta_from_proto, info_from_proto, request_to_proto
 from triptych.convert_structured import vocabulary_to_proto
+from triptych.errors import ClientGoneError
 from triptych.rpc_errors import from_rpc_error
 from triptych.v1 import generate_pb2, generate_pb2_grpc
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
@@ -92,9 +93,19 @@ class AsyncGenerateClient(AsyncClosing):
                 if has_begun:
                     raise failure from error
                 wait_s = attempts.wait_s(failure)
+            except asyncio.CancelledError as error:
+                if _is_cancelled():
+                    raise
+                raise ClientGoneError(f"{self._name}: the client was closed") from error
             finally:
                 call.cancel()
             await asyncio.sleep(wait_s)
 
     def _options(self) -> dict[str, Any]:
         return {"timeout": self._timeout_s, "metadata": grpc.aio.Metadata(*self._metadata)}
+
+
+def _is_cancelled() -> bool:
+    """The task itself is, and not only the call that it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
