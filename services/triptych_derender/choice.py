@@ -212,7 +212,7 @@ class _SplitRun(_Run):
         return msgspec.structs.replace(super().state(), split=split)
 
     def end_output(self, delta: ChoiceDelta) -> None:
-        self._splitter.read(is_end=True)
+        self._splitter.read(is_end=True, is_cut=delta.finish_reason != "stop")
         if self.finish_reason is None:
             super().end_output(delta)
 

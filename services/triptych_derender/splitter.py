@@ -41,6 +41,7 @@ class Splitter:
         self._texts = set(state.texts)
         self._call = copy_call(state.call)
         self._num_calls = state.num_calls
+        self._is_cut = False
 
     @property
     def num_calls(self) -> int:
@@ -57,8 +58,12 @@ class Splitter:
             num_calls=self._num_calls,
         )
 
-    def read(self, *, is_end: bool) -> None:
-        """Decides what can be decided with the tokens that are in the queue; at the end, all."""
+    def read(self, *, is_end: bool, is_cut: bool = False) -> None:
+        """Decides what can be decided with the tokens that are in the queue; at the end, all.
+
+        ``is_cut``: the model did not end there by itself.
+        """
+        self._is_cut = is_cut
         data = self._queue.data[self._num_read :]
         num_bytes = len(data) if is_end else len(data) - incomplete_tail_len(data)
         self._region, spans = self._template.read(
@@ -252,7 +257,8 @@ class Splitter:
         if call.reader is None or form is None:
             self._close_whole_call(call, span, length)
             return
-        if not call.is_broken and not call.num_calls:
+        is_ended = bool(span.text) or not self._is_cut
+        if is_ended and not call.is_broken and not call.num_calls:
             for event in end_calls(call.reader, form):
                 self._call_event(call, event)
         if call.num_calls:

@@ -136,6 +136,24 @@ def test_a_call_that_the_length_cuts_keeps_what_was_written() -> None:
     assert reply.finish == [("length", None)]
 
 
+@pytest.mark.parametrize(
+    ("finish", "arguments", "content"),
+    [("stop", ["{}"], ""), ("length", [], "[TOOL_CALLS]f[ARGS]")],
+)
+def test_a_call_that_the_length_cuts_before_its_arguments_has_none(
+    finish: str, arguments: list[str], content: str
+) -> None:
+    """A call without arguments is one only if the model ended it."""
+    derenderer, output = derenderer_of("mistral-args"), tokens("[TOOL_CALLS]f[ARGS]")
+    given = answered([*output, EOS_ID] if finish == "stop" else output, finish)
+    for reply in (
+        whole(derenderer, spec_of(), given),
+        streamed(derenderer, spec_of(), given, range(len(output))),
+    ):
+        assert [call["arguments"] for call in reply.calls] == arguments
+        assert reply.content == content
+
+
 def test_one_broken_call_among_others_is_content() -> None:
     reply = reply_to(f"{CALL}\n<tool_call>oops</tool_call>\n{CALL}", "stop")
     assert [name for name, _ in reply.named_calls()] == ["add", "add"]
