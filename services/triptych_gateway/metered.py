@@ -71,7 +71,8 @@ class MeteredGenerate:
         finally:
             self._ticket.count_output(num_tokens - num_counted)
             if num_tokens > num_first:
-                between = (last_at - first_at) / (num_tokens - num_first)
+                num_steps = (num_tokens - num_first) / request.sampling_params.n
+                between = (last_at - first_at) / num_steps
                 self._metrics.answer_ended(seconds_between=between)
 
     async def info(self) -> ModelInfo:

@@ -52,7 +52,7 @@ class GenerateSession:
                 self._submit(command.submit)
             elif kind == "abort":
                 self.requests.end(command.abort)
-            elif kind == "hold":
+            elif kind == "hold" and command.hold in self._mailboxes:  # else it has ended meanwhile
                 self._held.add(command.hold)
             elif kind == "release":
                 self._held.discard(command.release)
