@@ -42,6 +42,22 @@ def test_answer_is_shown_token_by_token(open_lens: OpenLens, scripted: dict[str,
     expect(page.locator("#spoken")).to_contain_text(f"{len(saved['tokens'])} tokens")
 
 
+def test_numbers_between_the_steps_of_a_control_are_asked_for(
+    open_lens: OpenLens, scripted: dict[str, str]
+) -> None:
+    page = open_lens(scripted["unicode"])
+    fill(page, repetition_penalty="1.05")
+    page.click("#more summary")  # and it is out of sight
+    run(page, temperature="0.75", top_p="0.92")
+    asked = exported_json(page)["request"]
+    assert (asked["temperature"], asked["top_p"]) == (0.75, 0.92)
+    assert asked["repetition_penalty"] == 1.05
+    page.fill("[name=max_tokens]", "-1")
+    page.click("text=Score a text")  # which has no such setting
+    run(page)
+    assert exported_json(page)["request"]["max_tokens"] == 0
+
+
 def test_pieces_of_characters_are_shown_as_bytes(
     open_lens: OpenLens, scripted: dict[str, str]
 ) -> None:

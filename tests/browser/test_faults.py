@@ -51,6 +51,13 @@ def test_a_refusal_shows_the_servers_message(open_lens: OpenLens, stack: Stack) 
     expect(part(page, ".state")).to_have_text("failed")
 
 
+def test_what_is_no_number_is_named(open_lens: OpenLens, scripted: dict[str, str]) -> None:
+    page = open_lens(scripted["unicode"])
+    page.locator("[name=temperature]").press_sequentially("1e")
+    run(page)
+    expect(part(page, ".error")).to_contain_text("temperature: “?” is not a number")
+
+
 def test_a_stream_that_breaks_keeps_its_tokens(
     open_lens: OpenLens, scripted: dict[str, str]
 ) -> None:

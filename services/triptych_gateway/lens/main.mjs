@@ -58,8 +58,17 @@ function showColouring() {
   );
 }
 
+/**
+ * What is typed, by the name of its control. The form is not validated by the browser, which would
+ * refuse what lies between two steps of a control, and say so at none that is hidden.
+ */
+function typed() {
+  const unread = [...form.elements].filter((each) => each.validity?.badInput);
+  return { ...Object.fromEntries(new FormData(form)), ...Object.fromEntries(unread.map((each) => [each.name, "?"])) };
+}
+
 async function run() {
-  const settings = Object.fromEntries(new FormData(form));
+  const settings = typed();
   const call = { model, key: form.elements.key.value };
   setRunning(true);
   find("#spoken").textContent = "Running.";
