@@ -169,7 +169,7 @@ def _progress(settings: ScoreSettings, totals: Totals) -> "tqdm[Any]":
     """A bar on standard error, where that is a terminal that the scores do not go to."""
     is_shown = sys.stderr.isatty() and not (settings.output == _STANDARD and sys.stdout.isatty())
     num_lines = None
-    if is_shown and settings.file != _STANDARD:
+    if is_shown and Path(settings.file).is_file():  # what is read of a pipe is gone
         with _open(settings.file, "rb") as file:
             num_lines = sum(bool(line.rstrip(b"\r\n")) for line in file)
     return tqdm(

@@ -128,6 +128,13 @@ def test_terminal_shows_progress(stack: Stack, texts: Path, tmp_path: Path) -> N
     assert "lines 12," in screen.shown
 
 
+def test_a_named_pipe_is_read_once(stack: Stack, texts: Path, tmp_path: Path) -> None:
+    args = command(stack, "/dev/fd/0", f"--output={tmp_path / 'out.jsonl'}")
+    with terminal(["sh", "-c", f'cat {texts} | "$@"', "sh", *args]) as screen:
+        assert screen.wait() == 0
+    assert "lines 12," in screen.shown
+
+
 def test_faults_are_one_line(stack: Stack, texts: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text("no score\n")
