@@ -18,7 +18,6 @@ from triptych_cli.client_settings import InputFormat, ScoreSettings
 from triptych_cli.score_lines import (
     Line,
     Totals,
-    WrittenLine,
     kind_of,
     parse_line,
     read_lines,
@@ -113,7 +112,7 @@ class _Run:
     def _write(self, written: bytes) -> None:
         self._target.write(written + b"\n")
         self._target.flush()
-        self._totals.add(msgspec.json.decode(written, type=WrittenLine))
+        self._totals.add(written)
         self._bar.set_postfix(perplexity=self._totals.perplexity, refresh=False)
         self._bar.update()
 
@@ -158,7 +157,7 @@ def _written(name: str, totals: Totals) -> int:
             if not line.endswith(b"\n"):
                 break
             try:
-                totals.add(msgspec.json.decode(line, type=WrittenLine))
+                totals.add(line)
             except msgspec.DecodeError as error:
                 raise SetupError(f"{name}, line {number}: no score: {error}") from error
             num_bytes += len(line)

@@ -26,12 +26,15 @@ class Line:
 
 
 class WrittenLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What the totals need of a line that was written, in this run or in one before."""
+    """What the totals need of a line that was written, in this run or in one before.
 
-    logprob: float = 0.0
+    A line that was refused has no ``logprob``; the ``error`` of another is a field of its input.
+    """
+
+    logprob: float | None = None
     num_tokens: int = 0
     num_scored: int = 0
-    error: ErrorDetail | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
 
 
 @dataclass(slots=True)
@@ -45,14 +48,21 @@ class Totals:
     num_scored: int = 0
     logprob: float = 0.0
 
-    def add(self, written: WrittenLine) -> None:
-        self.num_lines += 1
-        if written.error is not None:
-            self.first_refusal = self.first_refusal or written.error.message
+    def add(self, line: bytes) -> None:
+        """Add a line that was written.
+
+        Raises:
+            msgspec.DecodeError: it is neither scored nor refused.
+        """
+        written = msgspec.json.decode(line, type=WrittenLine)
+        if written.logprob is None:
+            detail = msgspec.json.decode(written.error, type=ErrorDetail)
+            self.first_refusal = self.first_refusal or detail.message
             self.num_refused += 1
+        self.num_lines += 1
         self.num_tokens += written.num_tokens
         self.num_scored += written.num_scored
-        self.logprob += written.logprob
+        self.logprob += written.logprob or 0.0
 
     @property
     def perplexity(self) -> str:

@@ -7,12 +7,21 @@ import os
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 
 from triptych.client.scores import Score, ScoredToken
 from triptych.errors import InvalidRequestError
 from triptych_cli.client_settings import InputFormat
-from triptych_cli.score_lines import Line, kind_of, parse_line, read_lines, scored_line
+from triptych_cli.score_lines import (
+    Line,
+    Totals,
+    kind_of,
+    parse_line,
+    read_lines,
+    refused_line,
+    scored_line,
+)
 
 
 @pytest.mark.parametrize(
@@ -96,3 +105,20 @@ def test_slow_pipe_holds_up_nothing_and_is_left_at_once() -> None:
     for thread in readers:
         thread.join(20)
     assert source.closed
+
+
+@pytest.mark.parametrize("error", ["timeout", {"message": "of the input", "type": "t"}, None, 7])
+def test_a_field_of_the_input_that_is_named_error_is_no_refusal(error: Any) -> None:
+    score = Score(tokens=[ScoredToken(token="a", token_id=1, logprob=-1.5, rank=1)])
+    totals = Totals()
+    totals.add(scored_line({"text": "a", "error": error}, score, has_tokens=False))
+    totals.add(refused_line(Line(2, b""), InvalidRequestError("no text")))
+    assert (totals.num_lines, totals.num_refused, totals.logprob) == (2, 1, -1.5)
+    assert totals.first_refusal == "line 2: no text"
+
+
+def test_what_is_neither_scored_nor_refused_is_not_added() -> None:
+    totals = Totals()
+    with pytest.raises(msgspec.ValidationError):
+        totals.add(b'{"text": "a"}')
+    assert totals == Totals()
