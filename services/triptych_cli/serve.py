@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import sys
 import tempfile
 from asyncio.subprocess import Process
@@ -17,7 +16,15 @@ from triptych.errors import DeadlineError, SetupError, UnavailableError
 from triptych.event_loop import run_loop
 from triptych.hops import Hops, read_secret
 from triptych.models import ModelLocation, ensure
-from triptych.serving import Service, check_ports, first_of, serve, stop_on_signals
+from triptych.serving import (
+    Service,
+    bind,
+    bracketed,
+    check_ports,
+    first_of,
+    serve,
+    stop_on_signals,
+)
 from triptych.settings import ModelSettings, SecretSettings, ServiceSettings, TemplateSettings
 from triptych.wire import ModelInfo
 from triptych_cli.serve_settings import ServeSettings
@@ -65,7 +72,7 @@ def main(settings: ServeSettings) -> int:
 async def _serve(settings: ServeSettings, location: ModelLocation) -> int:
     """Serve until a signal (0) or until generate dies (1)."""
     signals = stop_on_signals()
-    target = f"{settings.host}:{settings.generate_grpc_port}"
+    target = f"{bracketed(settings.host)}:{settings.generate_grpc_port}"
     hops = Hops(secret=read_secret(settings))
     async with _generate_process(settings, hops.secret, signals.now) as process:
         link = GrpcGenerate(target, timeout_s=settings.request_timeout_s, hops=hops)
@@ -186,7 +193,7 @@ def _say_ready(
     settings: ServeSettings, services: list[Service], info: ModelInfo, target: str
 ) -> None:
     gateway = services[0].addresses[0]
-    generate_http = f"http://{settings.host}:{settings.generate_http_port}"
+    generate_http = f"http://{bracketed(settings.host)}:{settings.generate_http_port}"
     lines = {service.name: list(service.addresses) for service in services}
     lines["generate"] = [generate_http, f"grpc://{target}"]
     print(f"\ntriptych {version('triptych')} serves {info.model} ({info.device}, {info.dtype})\n")
@@ -218,5 +225,5 @@ def _with_generate_ports(settings: ServeSettings) -> ServeSettings:
 
 
 def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
+    with bind(host, 0) as probe:
         return int(probe.getsockname()[1])

@@ -182,8 +182,8 @@ async def running(service: Service) -> AsyncIterator[Listener]:
         SetupError: a port is in use.
     """
     settings = service.settings
-    host = _bracketed(settings.host)
-    with contextlib.closing(_bind(settings.host, settings.http_port)) as http_socket:
+    host = bracketed(settings.host)
+    with contextlib.closing(bind(settings.host, settings.http_port)) as http_socket:
         scheme = "http" if service.hops.tls is None else "https"
         service.addresses = [f"{scheme}://{host}:{http_socket.getsockname()[1]}"]
         if gate := service.hops.json_gate():
@@ -252,11 +252,20 @@ def check_ports(settings: ServiceSettings) -> None:
     """
     for name, port in settings:
         if name.endswith("_port") and port:
-            _bind(settings.host, port).close()
+            bind(settings.host, port).close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that listens: one that is only bound leaves its port to whoever listens first."""
+def bracketed(host: str) -> str:
+    """``host`` as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there: one that is only bound leaves its port to whoever listens first.
+
+    Raises:
+        SetupError: the address cannot be had. Port 0 is any.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -267,7 +276,3 @@ def _bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise SetupError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -119,6 +119,17 @@ def test_generate_ends_with_its_parent() -> None:
         assert not is_running(child)
 
 
+def test_serve_on_an_ipv6_address_reaches_its_generate() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with running_stack("--host=::1", "--generate-grpc-port=0") as stack:
+        url = stack.gateway.replace("127.0.0.1", "[::1]")
+        asked = {"prompt": "One", "max_tokens": 1}
+        assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == 200
+
+
 @pytest.mark.parametrize("flag", ["--http-port", "--derender-grpc-port"])
 def test_port_in_use_is_one_line(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
