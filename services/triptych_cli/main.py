@@ -114,8 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(name, args)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return _BROKEN_PIPE
+    except OSError as error:  # a full disk, a file where a folder is needed
+        _drop_output()
+        what = error.strerror or str(error)
+        return _fail(name, f"{error.filename}: {what}" if error.filename else what)
     except KeyboardInterrupt:
         return 130
     return status
@@ -145,6 +149,11 @@ def _run(name: str, args: list[str]) -> int:
             raise
         hint = f"try: pip install 'triptych[{command.extra}]'"
         return _fail(name, f"{error.name} is not installed; {hint}")
+
+
+def _drop_output() -> None:
+    """What is left of it cannot be written: nothing tries to at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(name: str, message: str, *, status: int = 1) -> int:

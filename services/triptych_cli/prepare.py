@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,9 @@ from pydantic_settings import BaseSettings, CliPositionalArg
 from triptych.errors import SetupError
 from triptych.models import BUILT_IN, READY_MARK, BuiltInModel, ModelLocation, resolve
 from triptych.settings import settings_config
+
+#: Of a file that is cut, of another format, or of a model that transformers does not know.
+_CONVERSION_FAULTS = (OSError, ValueError, KeyError, NotImplementedError, struct.error)
 
 
 class PrepareSettings(BaseSettings):
@@ -105,6 +109,7 @@ def _convert_gguf(gguf: Path, directory: Path) -> None:
     _say(f"converting {gguf.name} (once)")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
@@ -116,10 +121,12 @@ def _convert_gguf(gguf: Path, directory: Path) -> None:
             **source,
         )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    except _CONVERSION_FAULTS as error:
         raise SetupError(f"{gguf}: {_one_line(error)}") from error
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    except SafetensorError as error:  # a full disk, when weights are written
+        raise SetupError(f"{directory}: {_one_line(error)}") from error
 
 
 def _download_from_hub(hub_id: str, directory: Path) -> None:

@@ -1,7 +1,9 @@
 """Help that reads well, and errors of one line."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic_settings import BaseSettings
@@ -123,6 +125,30 @@ def test_errors_are_one_line(
     assert message in shown.err
     assert shown.err.count("\n") == 1
     assert "secret" not in shown.err
+
+
+@pytest.mark.parametrize(
+    ("args", "cache", "message"),
+    [
+        (["version"], "", "triptych version: No space left on device\n"),
+        (
+            ["prepare", "smollm2"],
+            os.devnull,
+            "triptych prepare: /dev/null/models: Not a directory\n",
+        ),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(args: list[str], cache: str, message: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "triptych_cli", *args],
+            env={**os.environ, "TRIPTYCH_CACHE": cache},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 def test_a_missing_package_is_one_line_that_names_the_extra() -> None:
