@@ -144,8 +144,9 @@ def _files(settings: ScoreSettings, totals: Totals) -> Iterator[tuple[IO[bytes],
     if settings.output == _STANDARD:
         yield source, sys.stdout.buffer
         return
-    with _open(settings.output, "ab") as target:
-        target.truncate(_written(settings.output, totals) if settings.resume else 0)
+    with _open(settings.output, "ab" if settings.resume else "wb") as target:
+        if settings.resume:
+            target.truncate(_written(settings.output, totals))
         yield source, target
 
 

@@ -128,6 +128,12 @@ def test_terminal_shows_progress(stack: Stack, texts: Path, tmp_path: Path) -> N
     assert "lines 12," in screen.shown
 
 
+def test_output_may_be_no_file(stack: Stack, texts: Path) -> None:
+    done = score(stack, str(texts), f"--output={os.devnull}")
+    assert (done.stdout, done.returncode) == ("", 0)
+    assert done.stderr.startswith("lines 12, ")
+
+
 def test_a_named_pipe_is_read_once(stack: Stack, texts: Path, tmp_path: Path) -> None:
     args = command(stack, "/dev/fd/0", f"--output={tmp_path / 'out.jsonl'}")
     with terminal(["sh", "-c", f'cat {texts} | "$@"', "sh", *args]) as screen:
