@@ -1,6 +1,7 @@
 """``triptych chat``: a talk with the model in the terminal, or one question through a pipe."""
 
 import contextlib
+import io
 import sys
 from dataclasses import dataclass, field
 
@@ -35,7 +36,7 @@ def main(settings: ChatSettings) -> int:
         talk = Talk(client, settings, _ink(sys.stdout.isatty()))
         try:
             if not is_terminal:
-                return talk.answer_one(sys.stdin.read())
+                return talk.answer_one(_question())
             name = client.models()[0].id
         except TriptychError as error:
             raise SetupError(error.message) from error
@@ -87,14 +88,16 @@ class Talk:
         Raises:
             TriptychError: the answer failed.
             SetupError: there was no question.
+            KeyboardInterrupt: Ctrl-C ended the answer.
         """
         if not question.strip():
             raise SetupError("standard input has no question")
-        self.say(question.rstrip("\n"))
+        if self.say(question.rstrip("\n")):
+            raise KeyboardInterrupt
         return 0
 
-    def say(self, text: str) -> None:
-        """Send ``text``, write the answer as it comes, and keep both.
+    def say(self, text: str) -> bool:
+        """Send ``text``, write the answer as it comes, and keep both; whether Ctrl-C ended it.
 
         Raises:
             TriptychError: the answer failed; the talk is as it was before.
@@ -112,6 +115,7 @@ class Talk:
             self._messages += [asked, {"role": "assistant", "content": answer.text}]
         self._last = answer.entries
         self._write_end(answer, is_interrupted=is_interrupted)
+        return is_interrupted
 
     def reset(self) -> None:
         system = self._settings.system
@@ -203,6 +207,18 @@ def _all_entries(logprobs: ChatLogprobs) -> list[Entry]:
 
 def _ink(is_terminal: bool) -> Ink:
     return ColourInk() if is_terminal and has_colours() else MarkInk(is_terminal=is_terminal)
+
+
+def _question() -> str:
+    """All of standard input.
+
+    Raises:
+        SetupError: it is no text.
+    """
+    try:
+        return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8").read()
+    except UnicodeDecodeError as error:
+        raise SetupError(f"standard input is not UTF-8 at byte {error.start}") from error
 
 
 def _read_line() -> str | None:

@@ -1,6 +1,7 @@
 """`triptych chat` as it is run: in a terminal, and through pipes."""
 
 import re
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -114,6 +115,30 @@ def test_question_through_a_pipe_is_answered_with_nothing_else(stack: Stack) -> 
     text = answer(stack, "Say hi.", max_tokens=10)
     done = piped("Say hi.\n", stack.gateway, "--temperature=0", "--max-tokens=10")
     assert (done.stdout, done.stderr, done.returncode) == (f"{text}\n", "", 0)
+
+
+def test_interrupt_ends_a_piped_answer_with_its_status(stack: Stack) -> None:
+    with subprocess.Popen(
+        command(stack.gateway, "--max-tokens=4000"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"Write a very long story about the sea.")
+        process.stdin.close()
+        process.stdout.read(1)  # the answer has begun
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+def test_what_is_no_text_is_refused() -> None:
+    done = subprocess.run(
+        command("http://127.0.0.1:1"), input=b"a\xff", check=False, capture_output=True, timeout=60
+    )
+    assert (done.stdout, done.returncode) == (b"", 1)
+    assert done.stderr == b"triptych chat: standard input is not UTF-8 at byte 1\n"
 
 
 def test_probabilities_through_a_pipe_stand_behind_the_tokens(stack: Stack) -> None:
