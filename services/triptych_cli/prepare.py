@@ -83,8 +83,9 @@ def _fill(location: ModelLocation, scratch: Path) -> None:
         _convert_gguf(Path(location.source), scratch)
     else:
         built_in = BUILT_IN[location.source]
-        with tempfile.TemporaryDirectory(dir=scratch.parent) as folder:
-            _convert_gguf(_fetch_built_in(built_in, Path(folder)), scratch)
+        download = scratch / "download"
+        _convert_gguf(_fetch_built_in(built_in, download), scratch)
+        shutil.rmtree(download)
 
 
 def _fetch_built_in(model: BuiltInModel, folder: Path) -> Path:
@@ -143,7 +144,7 @@ def _download_from_hub(hub_id: str, directory: Path) -> None:
 @contextmanager
 def _lock(location: ModelLocation) -> Iterator[None]:
     """One process at a time prepares a location; the others wait and find it ready."""
-    path = location.directory.with_suffix(".lock")
+    path = location.directory.with_name(f"{location.directory.name}.lock")
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,8 +156,14 @@ def _lock(location: ModelLocation) -> Iterator[None]:
 
 @contextmanager
 def _scratch(location: ModelLocation) -> Iterator[Path]:
-    """A folder beside the final one, renamed into place when complete, else removed."""
-    scratch = Path(tempfile.mkdtemp(prefix=".preparing-", dir=location.directory.parent))
+    """A folder beside the final one, renamed into place when complete, else removed.
+
+    What a process left that was killed is removed by the next one, which holds the lock.
+    """
+    prefix, parent = f".preparing-{location.directory.name}-", location.directory.parent
+    for left in parent.glob(f"{prefix}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         yield scratch
     finally:

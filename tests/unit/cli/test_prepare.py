@@ -1,0 +1,26 @@
+"""What `triptych prepare` leaves in the cache."""
+
+from pathlib import Path
+
+import pytest
+
+from triptych.errors import SetupError
+from triptych.models import resolve
+from triptych_cli.prepare import prepare
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIPTYCH_CACHE", str(tmp_path / "cache"))
+    gguf = tmp_path / "name.Q4.gguf"
+    gguf.write_bytes(b"no model")
+    directory = resolve(str(gguf)).directory
+    of_others = directory.with_name(".preparing-name.Q8-0-abc")
+    for left in (directory.with_name(f".preparing-{directory.name}-abc"), of_others):
+        left.mkdir(parents=True)
+        (left / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(SetupError, match="GGUF"):
+        prepare(str(gguf))
+    kept = {each.name for each in directory.parent.iterdir()}
+    assert kept == {of_others.name, f"{directory.name}.lock"}
