@@ -216,6 +216,14 @@ def test_prompts_of_a_file_are_used_in_turn(tmp_path: Path) -> None:
     assert "ignore_eos" not in asked[0]
 
 
+def test_prompts_may_hold_every_character_that_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    text = "a\u2028b\x85c\u2029d"
+    path.write_text(f"\ufeff{json.dumps(text, ensure_ascii=False)}\r\n", encoding="utf-8")
+    (body,) = bodies(BenchSettings(prompts=path), "m", stream=0, count=1)
+    assert json.loads(body)["messages"][0]["content"] == text
+
+
 def bench(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "triptych_cli", "bench", "--requests=4", "--warmup=1"]
     return subprocess.run(

@@ -55,7 +55,7 @@ def read_prompts(path: Path, endpoint: Endpoint) -> list[dict[str, Any]]:
         SetupError: it cannot be read, or a line is none of these; it is named.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")  # JSON may hold U+2028
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"--prompts: {path}: {error}") from error
     prompts = [
