@@ -1,6 +1,7 @@
 """Lines to score, and scores as lines."""
 
 import asyncio
+import codecs
 import contextlib
 import threading
 from collections.abc import AsyncIterator
@@ -82,7 +83,7 @@ def parse_line(line: Line, kind: InputFormat, field: str) -> tuple[OnePrompt, di
         return text, {"text": text}
     try:
         given = msgspec.json.decode(line.raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"not JSON: {error}") from error
     if not isinstance(given, dict):
         raise InvalidRequestError(f"an object is needed, not {type(given).__name__}")
@@ -141,8 +142,9 @@ async def read_lines(source: IO[bytes], *, num_ahead: int) -> AsyncIterator[Line
         with source, contextlib.suppress(RuntimeError):  # the loop has ended
             try:
                 for number, raw in enumerate(source, 1):
-                    if raw := raw.rstrip(b"\r\n"):
-                        put(Line(number, raw))
+                    line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+                    if line := line.rstrip(b"\r\n"):
+                        put(Line(number, line))
             except OSError as error:
                 put(error)
             put(None)

@@ -44,6 +44,7 @@ def test_line_is_a_text_with_what_stands_beside(
     [
         (b"\xff", "text", "not UTF-8 at byte 0"),
         (b"Hi", "jsonl", "not JSON"),
+        (b"[" * 100_000, "jsonl", "not JSON: maximum recursion depth"),
         (b'{"q": "\xff"}', "jsonl", "not JSON"),
         (b"[1]", "jsonl", "an object is needed, not list"),
         (b'{"text": "Hi"}', "jsonl", "no field 'q'"),
@@ -86,6 +87,12 @@ async def test_lines_are_numbered_with_the_empty_ones_left_out() -> None:
     source = io.BytesIO(b"a\n\n\r\nb\r\n c ")
     found = [line async for line in read_lines(source, num_ahead=1)]
     assert found == [Line(1, b"a"), Line(4, b"b"), Line(5, b" c ")]
+
+
+async def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    source = io.BytesIO(b'\xef\xbb\xbf{"text": "a"}\r\n\xef\xbb\xbfb\n')
+    found = [line.raw async for line in read_lines(source, num_ahead=1)]
+    assert found == [b'{"text": "a"}', b"\xef\xbb\xbfb"]
 
 
 def test_slow_pipe_holds_up_nothing_and_is_left_at_once() -> None:
