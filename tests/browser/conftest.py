@@ -105,12 +105,13 @@ def open_lens(browser: Browser) -> Iterator[OpenLens]:
         key: str | None = None,
         width: int = 1200,
         color_scheme: ColorScheme = "light",
+        script: str = "",
     ) -> Page:
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=color_scheme
         )
         contexts.append(context)
-        context.add_init_script(WATCH)
+        context.add_init_script(WATCH + script)
         if key is not None:
             context.add_init_script(f"sessionStorage.setItem('triptych-lens-key', '{key}')")
         page = context.new_page()

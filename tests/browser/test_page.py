@@ -85,6 +85,25 @@ def test_dark_follows_the_system_and_the_button(
     assert lightness(page) > 200
 
 
+def test_a_browser_that_blocks_cookies_shows_the_page_too(
+    open_lens: OpenLens, scripted: dict[str, str]
+) -> None:
+    page = open_lens(scripted["unicode"], script=NO_STORAGE)
+    page.click("#theme")
+    assert page.locator("#theme").inner_text() == "Theme: light"
+    run(page)
+    assert tokens(page)[:3] == ["The", " sea", " is"]
+
+
+#: What Chromium does where cookies are blocked.
+NO_STORAGE = """
+for (const name of ["localStorage", "sessionStorage"]) {
+  const get = () => { throw new DOMException("Access is denied", "SecurityError"); };
+  Object.defineProperty(window, name, {get});
+}
+"""
+
+
 def lightness(page: Page) -> int:
     """The red part of the page's background, 0 to 255."""
     colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")

@@ -4,9 +4,11 @@ import { fetchJson } from "./api.mjs";
 import { TokenCard } from "./card.mjs";
 import { COLOURINGS } from "./measure.mjs";
 import { Pane } from "./pane.mjs";
+import { storage } from "./storage.mjs";
 import { startTheme } from "./theme.mjs";
 
 const KEY = "triptych-lens-key";
+const kept = storage("sessionStorage");
 const find = (selector) => document.querySelector(selector);
 
 const form = find("#controls");
@@ -98,9 +100,9 @@ async function showModel() {
   }
 }
 
-form.elements.key.value = sessionStorage.getItem(KEY) ?? "";
+form.elements.key.value = kept.getItem(KEY) ?? "";
 form.elements.key.addEventListener("change", ({ target }) => {
-  sessionStorage.setItem(KEY, target.value);
+  kept.setItem(KEY, target.value);
   showModel();
 });
 form.addEventListener("submit", (event) => {
