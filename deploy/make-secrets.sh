@@ -6,8 +6,8 @@ folder=${1:?usage: deploy/make-secrets.sh FOLDER}
 mkdir -p "$folder"
 chmod 700 "$folder"
 cd "$folder"
-if [ -e ca.key ]; then
-    echo "$folder has secrets already" >&2
+if [ -n "$(ls -A)" ]; then
+    echo "$folder is not empty: it may hold the secrets of a fleet" >&2
     exit 1
 fi
 

@@ -4,7 +4,9 @@ Schemas are checked by `make check-deploy`, with the tools' own validators.
 """
 
 import re
+import subprocess
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,20 @@ def compose_settings(
     given = {key: value for key, value in entry.get("environment", {}).items() if value is not None}
     environment = {**image.environment, **{key: str(value) for key, value in given.items()}}
     return settings_of(monkeypatch, entry["command"], environment), image
+
+
+# --- secrets
+
+
+def test_secrets_are_written_into_an_empty_folder_alone(tmp_path: Path) -> None:
+    """Also where the authority's key was taken away, as it should be, to a safer place."""
+    (tmp_path / "api-keys").write_text("sk-one first\n")
+    command = ["sh", str(DEPLOY / "make-secrets.sh"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "is not empty" in done.stderr
+    assert (tmp_path / "api-keys").read_text() == "sk-one first\n"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 # --- the Dockerfile
