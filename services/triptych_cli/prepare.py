@@ -24,6 +24,10 @@ from triptych.settings import settings_config
 #: Of a file that is cut, of another format, or of a model that transformers does not know.
 _CONVERSION_FAULTS = (OSError, ValueError, KeyError, NotImplementedError, struct.error)
 
+#: Of a hub repository: what is read, but not the weights once more in a format of their makers.
+WANTED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+UNWANTED = ("consolidated*.safetensors", "*/*.safetensors")
+
 
 class PrepareSettings(BaseSettings):
     """Fetch a model and make it ready for use: later starts take seconds."""
@@ -134,9 +138,9 @@ def _download_from_hub(hub_id: str, directory: Path) -> None:
     _say(f"downloading {hub_id}")
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+    patterns = {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
     try:
-        snapshot_download(hub_id, local_dir=directory, allow_patterns=patterns)
+        snapshot_download(hub_id, local_dir=directory, **patterns)
     except Exception as error:  # the library raises whatever its transports raise
         raise SetupError(f"cannot download {hub_id}: {_one_line(error)}") from error
 
