@@ -73,7 +73,7 @@ func run(generate, render, derender, prompt string, maxTokens uint32, stop strin
 
 // answer prints each token as it comes, then the text, up to stop where it is not empty.
 func answer(
-	client pb.GenerateServiceClient, request *pb.GenerateRequest, pieces [][]byte, stop []byte,
+	client pb.GenerateServiceClient, request *pb.GenerateRequest, pieces map[uint32][]byte, stop []byte,
 ) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel() // frees what the request holds, when we leave before its end
@@ -111,7 +111,7 @@ func answer(
 }
 
 // split gives per position its candidates as text, the position's own token first.
-func split(columns *pb.Logprobs, pieces [][]byte) [][]string {
+func split(columns *pb.Logprobs, pieces map[uint32][]byte) [][]string {
 	rows := make([][]string, len(columns.GetCounts()))
 	next := 0
 	for i, count := range columns.GetCounts() {

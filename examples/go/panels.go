@@ -26,14 +26,19 @@ func tokenize(render, text string) ([]uint32, error) {
 	return answer.Tokens, err
 }
 
-// vocabulary asks derender for the bytes of every id; those of special tokens are empty.
-func vocabulary(derender string) ([][]byte, error) {
+// vocabulary asks derender for the bytes of every id; special tokens have none, and so has an id that
+// the model has beyond its tokenizer's.
+func vocabulary(derender string) (map[uint32][]byte, error) {
 	var answer struct {
 		Tokens [][]byte `json:"tokens"` // base64 in JSON, which encoding/json undoes
 	}
 	response, err := panels.Get(derender + "/vocabulary")
 	err = decode(response, err, &answer)
-	return answer.Tokens, err
+	pieces := make(map[uint32][]byte, len(answer.Tokens))
+	for id, piece := range answer.Tokens {
+		pieces[uint32(id)] = piece
+	}
+	return pieces, err
 }
 
 func decode(response *http.Response, err error, answer any) error {
