@@ -3,6 +3,7 @@
 //     node dist/frontend.js --tokenizer MODEL_DIR/tokenizer.json "The capital of France is"
 
 import { readFileSync } from "node:fs";
+import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
 import * as grpc from "@grpc/grpc-js";
 import { loadSync } from "@grpc/proto-loader";
@@ -13,7 +14,7 @@ import type { GenerateRequest } from "./generated/triptych/v1/GenerateRequest.js
 import type { GenerateServiceClient } from "./generated/triptych/v1/GenerateService.js";
 import type { Logprobs__Output } from "./generated/triptych/v1/Logprobs.js";
 
-const PROTO = new URL("../../../proto/", import.meta.url).pathname;
+const PROTO = fileURLToPath(new URL("../../../proto/", import.meta.url));
 
 async function main(): Promise<number> {
   const { values, positionals } = parseArgs({
