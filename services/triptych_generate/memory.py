@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-#: A container's limit and use (cgroup v2), in bytes; the limit may be the word "max".
+#: Of a container (cgroup v2), in bytes: limit, which may be the word "max", and use.
 _CGROUP = Path("/sys/fs/cgroup")
 #: How torch's CPU allocator says so: by a plain RuntimeError.
 _CPU_MESSAGE = "DefaultCPUAllocator: "
@@ -19,7 +19,20 @@ def free_bytes(device: torch.device) -> int:
         return int(free)
     if sys.platform != "linux":
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(_available_bytes(), _cgroup_bytes())
+    return min(_available_bytes(), container_bytes())
+
+
+def container_bytes(folder: Path = _CGROUP) -> int:
+    """What a container's limit leaves it; page cache that can be given up is free."""
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:
+        return sys.maxsize
+    if limit == "max":
+        return sys.maxsize
+    return max(int(limit) - used + int(counts["inactive_file"]), 0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -42,12 +55,3 @@ def _available_bytes() -> int:
         if name == "MemAvailable":
             return int(value.removesuffix("kB")) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _cgroup_bytes() -> int:
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        used = int((_CGROUP / "memory.current").read_text())
-    except OSError:
-        return sys.maxsize
-    return sys.maxsize if limit == "max" else max(int(limit) - used, 0)

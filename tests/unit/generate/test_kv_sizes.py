@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.generate_runs import load_service
 from triptych.errors import SetupError
 from triptych_generate.kv_sizes import KvSizes, kv_sizes, needed_gb
-from triptych_generate.memory import free_bytes
+from triptych_generate.memory import container_bytes, free_bytes
 from triptych_generate.options import EngineOptions
 
 #: Bytes of a block of 64 tokens of the tests' llama: 2 layers x 2 heads x (16 + 16) float32.
@@ -92,6 +92,18 @@ def test_needed_gb_is_never_too_little_and_hardly_too_much(num_bytes: int) -> No
 def test_free_memory_is_what_a_process_can_have() -> None:
     total = int(re.findall(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[0]) * 1024
     assert 0 < free_bytes(torch.device("cpu")) < total
+
+
+@pytest.mark.parametrize(
+    ("limit", "free"), [("8000", 8000 - 7000 + 3000), ("2000", 0), ("max", sys.maxsize)]
+)
+def test_page_cache_of_a_container_is_free(limit: str, free: int, tmp_path: Path) -> None:
+    """After weights were read, their pages count as used, as long as nothing else needs them."""
+    assert container_bytes(tmp_path) == sys.maxsize
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text("7000\n")
+    (tmp_path / "memory.stat").write_text("anon 3900\nfile 3100\ninactive_file 3000\n")
+    assert container_bytes(tmp_path) == free
 
 
 def test_default_cache_holds_one_sequence_of_full_length(
