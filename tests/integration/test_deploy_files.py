@@ -66,6 +66,12 @@ def test_images_have_only_the_extras_of_their_service() -> None:
         assert ("torch==" in "\n".join(runs)) == (target in {"generate", "prepare"})
 
 
+@pytest.mark.parametrize("name", ["ci", "release"])
+def test_workflows_take_an_index_with_cpu_builds(name: str) -> None:
+    """GitHub's machines have no GPU: from the default index, ``install_torch.py`` takes nothing."""
+    assert "vars.TORCH_INDEX" in (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+
+
 @pytest.mark.parametrize("target", sorted(IMAGES))
 def test_image_runs_its_service_as_a_numbered_user(target: str) -> None:
     image = read_image(STAGES, target)
