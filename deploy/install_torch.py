@@ -17,7 +17,9 @@ CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 def main() -> int:
     requirement = sys.argv[1]
     index = os.environ.get("TORCH_INDEX")
-    where = ["--index-url", index] if index else []
+    # beside the default one, which has the lock's versions of what torch needs; of torch itself,
+    # 2.13.0+cpu goes before 2.13.0
+    where = ["--extra-index-url", index] if index else []
     if is_installed(requirement):
         return 0
     if not has_gpu() and (cuda := cuda_packages([*where, requirement])):
