@@ -107,6 +107,7 @@ _BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status. A command that cannot start prints one line."""
+    _open_streams()
     name, *args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "help" and args and args[0] in COMMANDS:
         name, args = args[0], ["--help"]
@@ -149,6 +150,13 @@ def _run(name: str, args: list[str]) -> int:
             raise
         hint = f"try: pip install 'triptych[{command.extra}]'"
         return _fail(name, f"{error.name} is not installed; {hint}")
+
+
+def _open_streams() -> None:
+    """A stream that the caller has closed (``<&-``) is empty, or takes what nobody reads."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # for good
 
 
 def _drop_output() -> None:

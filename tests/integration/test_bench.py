@@ -267,6 +267,10 @@ def test_bench_says_in_a_line_why_it_cannot(stack: Stack, tmp_path: Path) -> Non
         ([f"--url={stack.gateway}", "--endpoint=generate"], "failed: 404 there is no /inference"),
         ([f"--url={stack.gateway}", f"--prompts={tmp_path}/bad.jsonl"], "--prompts: line 2 of"),
         ([f"--url={stack.gateway}", f"--prompts={tmp_path}/none"], "--prompts:"),
+        (
+            [f"--url={stack.gateway}", "--json=/no/such/x.json"],
+            "--json: /no/such/x.json: No such file",
+        ),
         ([f"--url={stack.gateway}", "--plot=x.docx"], "--plot: must end in .png, .svg, .pdf"),
     ]
     for flags, message in cases:

@@ -1,6 +1,7 @@
 """`triptych chat` as it is run: in a terminal, and through pipes."""
 
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -159,6 +160,13 @@ def test_failures_are_one_line(stack: Stack) -> None:
         assert done.stderr.startswith("triptych chat: ")
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_input_that_the_caller_closed_is_empty() -> None:
+    script = f"exec {shlex.quote(sys.executable)} -m triptych_cli chat <&-"
+    done = subprocess.run(["bash", "-c", script], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "triptych chat: standard input has no question\n"
 
 
 def test_failed_answer_does_not_end_the_talk() -> None:

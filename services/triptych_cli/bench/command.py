@@ -35,7 +35,22 @@ _OK = 200
 def main(settings: BenchSettings) -> int:
     if settings.plot_file is not None:
         importlib.import_module("matplotlib")  # missing: said now, not after minutes of load
+    _check_writable("--json", settings.json_file)
+    _check_writable("--plot", settings.plot_file)
     return run_loop(_measure(settings))
+
+
+def _check_writable(flag: str, path: Path | None) -> None:
+    """Say now that a result could not be written; a file that is there stays as it is."""
+    if path is None:
+        return
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise SetupError(f"{flag}: {path}: {error.strerror}") from error
+    if is_new:
+        path.unlink()
 
 
 async def _measure(settings: BenchSettings) -> int:
