@@ -17,7 +17,7 @@ from triptych.sessions import MAX_COMMAND_BYTES, MAX_DELTA, STEP_BYTES, first_pa
 from triptych.v1 import derender_pb2
 from triptych.wire import GenerateDelta
 from triptych_gateway.links import ReplyFeed
-from triptych_gateway.session_call import SessionCall
+from triptych_gateway.panel_session import PanelSession
 
 DerenderCall = grpc.aio.StreamStreamCall[derender_pb2.DerenderCommands, derender_pb2.DerenderStep]
 
@@ -32,18 +32,11 @@ class _Feed:
     delta: GenerateDelta
 
 
-class DerenderSession:
+class DerenderSession(PanelSession[derender_pb2.DerenderCommands, derender_pb2.DerenderStep]):
     """Opened by the first reply, and again by the first one after it broke."""
 
     def __init__(self, name: str, open_call: Callable[[], DerenderCall]) -> None:
-        self._name = name
-        self._call = SessionCall(
-            open_call,
-            name,
-            take_commands=self._take_commands,
-            on_step=self._take_step,
-            on_end=self._end,
-        )
+        super().__init__(name, open_call)
         self._keys = itertools.count(1)
         self._replies: dict[int, _Reply] = {}  # those that are open at derender
         self._opens: list[derender_pb2.OpenReply] = []
@@ -66,7 +59,7 @@ class DerenderSession:
         self._replies[message.key] = reply
         self._opens.append(message)
         loop = asyncio.get_running_loop()
-        loop.call_soon(self._call.wake)  # after what this turn sends to generate: that is urgent
+        loop.call_soon(self._wake)  # after what this turn sends to generate: that is urgent
         late = DeadlineError(f"{self._name} did not answer in time")
         timer = loop.call_later(timeout_s, reply.fail, late)
         try:
@@ -75,14 +68,11 @@ class DerenderSession:
             timer.cancel()
             if self._replies.pop(message.key, None) is not None:
                 self._closes.append(message.key)
-                self._call.wake()
-
-    async def close(self) -> None:
-        await self._call.close()
+                self._wake()
 
     def _feed(self, feed: _Feed) -> None:
         self._feeds.append(feed)
-        self._call.wake()
+        self._wake()
 
     def _take_commands(self) -> derender_pb2.DerenderCommands | None:
         """What waits, or its first part; nothing is closed before its last feed."""

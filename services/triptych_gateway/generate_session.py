@@ -14,7 +14,7 @@ from triptych.mailbox import Mailbox
 from triptych.sessions import MAX_COMMAND_BYTES, STEP_BYTES, first_part
 from triptych.v1 import generate_pb2
 from triptych.wire import GenerateDelta, GenerateRequest
-from triptych_gateway.session_call import SessionCall
+from triptych_gateway.panel_session import PanelSession
 
 #: Tokens of one request that may wait for its reader; beyond that the worker keeps them.
 HOLD_ABOVE = 64
@@ -22,18 +22,11 @@ HOLD_ABOVE = 64
 GenerateCall = grpc.aio.StreamStreamCall[generate_pb2.GenerateCommands, generate_pb2.GenerateStep]
 
 
-class GenerateSession:
+class GenerateSession(PanelSession[generate_pb2.GenerateCommands, generate_pb2.GenerateStep]):
     """Opened by the first request, and again by the first one after it broke."""
 
     def __init__(self, name: str, open_call: Callable[[], GenerateCall]) -> None:
-        self._name = name
-        self._call = SessionCall(
-            open_call,
-            name,
-            take_commands=self._take_commands,
-            on_step=self._take_step,
-            on_end=self._end,
-        )
+        super().__init__(name, open_call)
         self._keys = itertools.count(1)
         self._commands: list[generate_pb2.GenerateCommand] = []
         self._mailboxes: dict[int, Mailbox] = {}  # of requests that run at the worker
@@ -66,9 +59,6 @@ class GenerateSession:
             timer.cancel()
             self._leave(submit.key)
 
-    async def close(self) -> None:
-        await self._call.close()
-
     def _submit(self, submit: generate_pb2.SubmitCommand, request: GenerateRequest) -> Mailbox:
         first = request.choice_index
         choices = range(first, first + request.sampling_params.n)
@@ -88,7 +78,7 @@ class GenerateSession:
 
     def _send(self, command: generate_pb2.GenerateCommand) -> None:
         self._commands.append(command)
-        self._call.wake()
+        self._wake()
 
     def _take_commands(self) -> generate_pb2.GenerateCommands | None:
         size = generate_pb2.GenerateCommand.ByteSize

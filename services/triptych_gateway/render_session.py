@@ -13,25 +13,18 @@ from triptych.errors import BodyTooLargeError, DeadlineError, TriptychError, Una
 from triptych.reply import Endpoint, Rendered
 from triptych.sessions import MAX_COMMAND_BYTES, STEP_BYTES, first_part
 from triptych.v1 import render_pb2
-from triptych_gateway.session_call import SessionCall
+from triptych_gateway.panel_session import PanelSession
 
 RenderCall = grpc.aio.StreamStreamCall[render_pb2.RenderCommands, render_pb2.RenderStep]
 
 _Answer = asyncio.Future[render_pb2.RenderResponse]
 
 
-class RenderSession:
+class RenderSession(PanelSession[render_pb2.RenderCommands, render_pb2.RenderStep]):
     """Opened by the first request, and again by the first one after it broke."""
 
     def __init__(self, name: str, open_call: Callable[[], RenderCall]) -> None:
-        self._name = name
-        self._call = SessionCall(
-            open_call,
-            name,
-            take_commands=self._take_commands,
-            on_step=self._take_step,
-            on_end=self._end,
-        )
+        super().__init__(name, open_call)
         self._keys = itertools.count(1)
         self._submits: list[render_pb2.SubmitRender] = []
         self._aborts: list[int] = []
@@ -60,7 +53,7 @@ class RenderSession:
         answer: _Answer = loop.create_future()
         self._answers[submit.key] = answer
         self._submits.append(submit)
-        self._call.wake()
+        self._wake()
         late = DeadlineError(f"{self._name} did not answer in time")
         timer = loop.call_later(timeout_s, _fail, answer, late)
         try:
@@ -69,10 +62,7 @@ class RenderSession:
             timer.cancel()
             if self._answers.pop(submit.key, None) is not None:
                 self._aborts.append(submit.key)
-                self._call.wake()
-
-    async def close(self) -> None:
-        await self._call.close()
+                self._wake()
 
     def _take_commands(self) -> render_pb2.RenderCommands | None:
         """What waits, or its first part; nothing is aborted before it was submitted."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -13,40 +14,43 @@ _CommandsT = TypeVar("_CommandsT")
 _StepT = TypeVar("_StepT")
 
 
-class SessionCall(Generic[_CommandsT, _StepT]):
-    """One bidirectional call at a time: what is sent goes out in batches, what comes is handed on.
+class PanelSession(ABC, Generic[_CommandsT, _StepT]):
+    """All requests of this gateway at one panel, in one bidirectional call.
 
-    ``wake`` opens it, again after it ended: by an error, by the server, or by ``close``. Then
-    ``on_end`` is called once.
+    What is sent goes out in batches. The first request opens the call, and opens it again after it
+    ended: by an error, by the server, or by ``close``.
     """
 
     def __init__(
-        self,
-        open_call: Callable[[], grpc.aio.StreamStreamCall[_CommandsT, _StepT]],
-        name: str,
-        *,
-        take_commands: Callable[[], _CommandsT | None],
-        on_step: Callable[[_StepT], None],
-        on_end: Callable[[UnavailableError], None],
+        self, name: str, open_call: Callable[[], grpc.aio.StreamStreamCall[_CommandsT, _StepT]]
     ) -> None:
-        self._open_call = open_call
         self._name = name
-        self._take_commands = take_commands
-        self._on_step = on_step
-        self._on_end = on_end
+        self._open_call = open_call
         self._is_open = False
         self._tasks: list[asyncio.Task[None]] = []
-
-    def wake(self) -> None:
-        """There are commands to take; those of one turn of the event loop go out together."""
-        if not self._is_open:
-            self._open()
-        self._news.set()
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @abstractmethod
+    def _take_commands(self) -> _CommandsT | None:
+        """What waits to be sent, or its first part; None when nothing does."""
+
+    @abstractmethod
+    def _take_step(self, step: _StepT) -> None:
+        """Hand on what came."""
+
+    @abstractmethod
+    def _end(self, error: UnavailableError) -> None:
+        """The call ended: its requests fail with ``error``."""
+
+    def _wake(self) -> None:
+        """There are commands to take; those of one turn of the event loop go out together."""
+        if not self._is_open:
+            self._open()
+        self._news.set()
 
     def _open(self) -> None:
         self._is_open = True
@@ -55,7 +59,7 @@ class SessionCall(Generic[_CommandsT, _StepT]):
         call = self._call = self._open_call()
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
         self._tasks[0].add_done_callback(lambda _: call.cancel())  # nothing would be sent any more
-        self._tasks[1].add_done_callback(self._ended)
+        self._tasks[1].add_done_callback(self._call_ended)
 
     async def _write(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # _read says it
@@ -69,15 +73,15 @@ class SessionCall(Generic[_CommandsT, _StepT]):
         try:
             step: Any
             while (step := await self._call.read()) is not grpc.aio.EOF:
-                self._on_step(step)
+                self._take_step(step)
         except grpc.aio.AioRpcError as broken:
             self._error = self._break_of(broken)
 
-    def _ended(self, _: asyncio.Task[None]) -> None:
+    def _call_ended(self, _: asyncio.Task[None]) -> None:
         self._is_open = False
         self._call.cancel()
         self._tasks[0].cancel()
-        self._on_end(self._error)
+        self._end(self._error)
 
     def _break_of(self, broken: grpc.aio.AioRpcError) -> UnavailableError:
         if broken.code() is grpc.StatusCode.UNAVAILABLE:
