@@ -1,11 +1,12 @@
 """Settings of ``triptych serve``."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
 from triptych.settings import (
+    DeviceSettings,
     LogLevel,
     ModelSettings,
     SecretSettings,
@@ -29,25 +30,10 @@ class PortSettings(BaseSettings):
     derender_grpc_port: int = Field(9003, ge=0, le=65535, description="port of derender for gRPC")
 
 
-class EngineSettings(BaseSettings):
-    """Mixed into serve's settings: what it passes to generate."""
-
-    flag_group: ClassVar[str] = "engine"
-
-    device: str = Field("cpu", description="cpu, cuda or cuda:N", examples=["cpu", "cuda"])
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of weights")
-    threads: int | None = Field(
-        None, ge=1, description="torch threads on the CPU; default: all cores"
-    )
-    kv_cache_gb: float | None = Field(
-        None, gt=0, description="GB (10^9) of KV cache; default: by what is free"
-    )
-
-
 class ServeSettings(
     ModelSettings,
     TemplateSettings,
-    EngineSettings,
+    DeviceSettings,
     AdmissionSettings,
     ServiceSettings,
     PortSettings,

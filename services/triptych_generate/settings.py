@@ -1,26 +1,18 @@
 """Settings of the generate service."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 from pydantic_settings import BaseSettings
 
-from triptych.settings import ModelSettings, PanelSettings, settings_config
+from triptych.settings import DeviceSettings, ModelSettings, PanelSettings, settings_config
 
 
 class EngineSettings(BaseSettings):
-    """Mixed into generate's settings: where and how it computes, and how much at once."""
+    """Mixed into generate's settings: how it computes, and how much at once."""
 
     flag_group: ClassVar[str] = "engine"
 
-    device: str = Field("cpu", description="cpu, cuda or cuda:N", examples=["cpu", "cuda"])
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of weights")
-    threads: int | None = Field(
-        None, ge=1, description="torch threads on the CPU; default: all cores"
-    )
-    kv_cache_gb: float | None = Field(
-        None, gt=0, description="GB (10^9) of KV cache; default: by what is free"
-    )
     prefix_cache: bool = Field(True, description="reuse the KV blocks of equal beginnings")
     cuda_graphs: bool = Field(True, description="on CUDA: record steps that only decode")
     max_num_sequences: int = Field(64, ge=1, le=1024, description="sequences in one step")
@@ -32,7 +24,7 @@ class EngineSettings(BaseSettings):
     )
 
 
-class GenerateSettings(ModelSettings, EngineSettings, PanelSettings):
+class GenerateSettings(ModelSettings, DeviceSettings, EngineSettings, PanelSettings):
     """Run a generate worker: token ids in, token ids and integer logprobs out. One per device.
 
     On CUDA the KV cache takes four fifths of the memory that is free, on the CPU at most a half.

@@ -119,6 +119,21 @@ class ModelSettings(BaseSettings):
     max_logprobs: int = Field(20, ge=-1, description="most candidates per position; -1 = all")
 
 
+class DeviceSettings(BaseSettings):
+    """Mixed into the settings of what computes: where, in what, and with how much memory."""
+
+    flag_group: ClassVar[str] = "engine"
+
+    device: str = Field("cpu", description="cpu, cuda or cuda:N", examples=["cpu", "cuda"])
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="of weights")
+    threads: int | None = Field(
+        None, ge=1, description="torch threads on the CPU; default: all cores"
+    )
+    kv_cache_gb: float | None = Field(
+        None, gt=0, description="GB (10^9) of KV cache; default: by what is free"
+    )
+
+
 class TemplateSettings(BaseSettings):
     """Mixed into the settings of the services that know what a chat answer consists of.
 
