@@ -9,8 +9,7 @@ import warnings
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.library import Library
+from torch import Tensor, library
 
 from triptych_generate.triton_ops import (
     can_multiply,
@@ -22,20 +21,20 @@ from triptych_generate.triton_ops import (
 
 
 @functools.cache
-def install() -> Library:
+def install() -> library.Library:
     """Replace the operators on CUDA for the rest of the process."""
     return override("CUDA")
 
 
-def override(dispatch_key: Literal["CPU", "CUDA"]) -> Library:
+def override(dispatch_key: Literal["CPU", "CUDA"]) -> library.Library:
     """Replace the operators of one kind of device while the result is alive."""
-    library: Any = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    overrides: Any = library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     operators = {"mm": _mm, "addmm": _addmm, "mean.dim": _mean, "_log_softmax": _log_softmax}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Oo]verrid")
         for name, function in operators.items():
-            library.impl(name, function, dispatch_key)
-    owned: Library = library
+            overrides.impl(name, function, dispatch_key)
+    owned: library.Library = overrides
     return owned
 
 

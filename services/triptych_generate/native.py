@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils import cpp_extension
+from torch.utils.cpp_extension import include_paths, library_paths
 
 from triptych.settings import cache_directory
 
@@ -197,10 +197,10 @@ def _compiled() -> Path:
 
 
 def _paths() -> list[str]:
-    headers = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+    headers = [*include_paths(), sysconfig.get_path("include")]
     return [
         *(part for path in headers for part in ("-isystem", path)),
-        *(f"-L{path}" for path in cpp_extension.library_paths()),
+        *(f"-L{path}" for path in library_paths()),
     ]
 
 
