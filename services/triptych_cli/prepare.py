@@ -7,7 +7,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,12 +161,12 @@ def _lock(location: ModelLocation) -> Iterator[None]:
 def _scratch(location: ModelLocation) -> Iterator[Path]:
     """A folder beside the final one, renamed into place when complete, else removed.
 
-    What a process left that was killed is removed by the next one, which holds the lock.
+    The lock is held, so what is there already was left by a process that was killed.
     """
-    prefix, parent = f".preparing-{location.directory.name}-", location.directory.parent
-    for left in parent.glob(f"{prefix}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    directory = location.directory
+    scratch = directory.with_name(f".preparing-{directory.name}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o700)
     try:
         yield scratch
     finally:

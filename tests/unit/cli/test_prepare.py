@@ -17,8 +17,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next(
     gguf = tmp_path / "name.Q4.gguf"
     gguf.write_bytes(b"no model")
     directory = resolve(str(gguf)).directory
-    of_others = directory.with_name(".preparing-name.Q8-0-abc")
-    for left in (directory.with_name(f".preparing-{directory.name}-abc"), of_others):
+    of_others = directory.with_name(f".preparing-{directory.name}-other")
+    for left in (directory.with_name(f".preparing-{directory.name}"), of_others):
         left.mkdir(parents=True)
         (left / "model.safetensors").write_bytes(b"half")
     with pytest.raises(SetupError, match="GGUF"):
