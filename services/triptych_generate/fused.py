@@ -1,65 +1,111 @@
-"""Decoder layers of the llama shape, each computed by three calls of the compiled kernels.
+"""The decoder of the llama shape, each of its layers computed by three calls of the kernels.
 
-A transformers layer makes about sixty calls into torch, which at a few rows take longer than the
-work itself. Families whose layer is the llama one get this layer instead; the check at load
-compares the whole model with transformers' own, as for any other.
+A transformers layer makes about sixty calls into torch, and the decoder around it makes masks and
+settles options in every step, which at a few rows takes longer than the work itself. Families whose
+decoder is the llama one get this decoder instead; the check at load compares the whole model with
+transformers' own, as for any other.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from triptych_generate.attention import AttentionStep, Scoring
-from triptych_generate.native import Kernels
+from triptych_generate.native import Kernels, LayerHalves
 
-#: Families with llama's layer; query and key norms and biases may be there or not.
+#: Families with llama's decoder; query and key norms and biases may be there or not.
 FUSED_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 #: Gates and values alternate in the packed weight in groups of this many.
 _LANES = 16
 
 
-class FusedLayer(nn.Module):
-    """One decoder layer: attention and gated feed-forward, each after a norm, with residuals."""
+@dataclass(slots=True)
+class _Layer:
+    """Attention and gated feed-forward, each after a norm, with residuals.
 
-    def __init__(self, layer: Any, scoring: Scoring, kernels: Kernels, *, is_last: bool) -> None:
-        """Takes the weights of ``layer``; ``scoring`` is what its attention was seen to use."""
+    ``scoring``: what its attention was seen to use.
+    """
+
+    index: int
+    halves: LayerHalves
+    scoring: Scoring
+
+
+class FusedDecoder(nn.Module):
+    """Embedding, layers and last norm."""
+
+    def __init__(self, decoder: Any, scorings: dict[int, Scoring], kernels: Kernels) -> None:
+        """Takes the weights of ``decoder``; ``scorings`` by layer index."""
         super().__init__()
-        attention, mlp = layer.self_attn, layer.mlp
-        self._index: int = attention.layer_idx
-        self._scoring = scoring
-        self._is_last = is_last
-        self._halves = kernels.Layer(
-            attention.q_proj.out_features // attention.head_dim,
-            attention.k_proj.out_features // attention.head_dim,
-            attention.head_dim,
-            _norm(kernels, layer.input_layernorm),
-            _norm(kernels, layer.post_attention_layernorm),
-            _norm(kernels, getattr(attention, "q_norm", None)),
-            _norm(kernels, getattr(attention, "k_norm", None)),
-            _packed(kernels, _joined(attention.q_proj, attention.k_proj, attention.v_proj)),
-            _packed(kernels, attention.o_proj),
-            _packed(kernels, _interleaved(mlp.gate_proj, mlp.up_proj)),
-            _packed(kernels, mlp.down_proj),
-        )
+        self.embed_tokens: nn.Module = decoder.embed_tokens
+        self.rotary_emb: nn.Module = decoder.rotary_emb
+        self._kernels = kernels
+        self._norm_weight: Tensor = decoder.norm.weight
+        self._norm_eps: float = decoder.norm.variance_epsilon
+        self._layers = [
+            _Layer(index, _halves(layer, kernels), scorings[index])
+            for index, layer in enumerate(decoder.layers)
+        ]
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        position_embeddings: tuple[Tensor, Tensor],
-        step: AttentionStep,
-        **_unused: Any,
-    ) -> Tensor:
-        """``[1, rows, hidden]`` from the same; cosines and sines are ``[1, rows, head_dim]``.
+        self, input_ids: Tensor, position_ids: Tensor, step: AttentionStep, **_unused: Any
+    ) -> BaseModelOutputWithPast:
+        """Hidden states ``[1, rows, hidden]`` from ``[1, rows]`` ids and positions.
 
         The last layer gives the step's kept rows alone.
         """
-        query, key, value = self._halves.before(hidden_states, *position_embeddings)
-        attended = step.attend(self._index, query, key, value, self._scoring)
-        kept_rows = step.kept_rows if self._is_last else None
-        return self._halves.after(attended, hidden_states, kept_rows)
+        hidden: Tensor = self.embed_tokens(input_ids)
+        cos, sin = self.rotary_emb(hidden, position_ids)
+        last = self._layers[-1]
+        for layer in self._layers:
+            query, key, value = layer.halves.before(hidden, cos, sin)
+            attended = step.attend(layer.index, query, key, value, layer.scoring)
+            hidden = layer.halves.after(attended, hidden, step.kept_rows if layer is last else None)
+        return BaseModelOutputWithPast(
+            last_hidden_state=self._kernels.rms_norm(hidden, self._norm_weight, self._norm_eps)
+        )
+
+
+def fuse_decoder(model: nn.Module, scorings: dict[int, Scoring], kernels: Kernels) -> None:
+    """Replace the decoder of a model of ``FUSED_FAMILIES``, where its layers can be computed so.
+
+    ``scorings``: what each layer's attention uses, by layer index.
+    """
+    whole: Any = model
+    decoder: Any = whole.base_model
+    if all(_can_fuse(layer) for layer in decoder.layers):
+        setattr(whole, whole.base_model_prefix, FusedDecoder(decoder, scorings, kernels))
+
+
+def gives_kept_rows(model: nn.Module) -> bool:
+    """Whether the model's last layer gives the step's kept rows alone."""
+    return isinstance(model.base_model, FusedDecoder)
+
+
+def _can_fuse(layer: Any) -> bool:
+    is_silu = isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation)
+    return is_silu and layer.mlp.gate_proj.out_features % _LANES == 0
+
+
+def _halves(layer: Any, kernels: Kernels) -> LayerHalves:
+    attention, mlp = layer.self_attn, layer.mlp
+    return kernels.Layer(
+        attention.q_proj.out_features // attention.head_dim,
+        attention.k_proj.out_features // attention.head_dim,
+        attention.head_dim,
+        _norm(kernels, layer.input_layernorm),
+        _norm(kernels, layer.post_attention_layernorm),
+        _norm(kernels, getattr(attention, "q_norm", None)),
+        _norm(kernels, getattr(attention, "k_norm", None)),
+        _packed(kernels, _joined(attention.q_proj, attention.k_proj, attention.v_proj)),
+        _packed(kernels, attention.o_proj),
+        _packed(kernels, _interleaved(mlp.gate_proj, mlp.up_proj)),
+        _packed(kernels, mlp.down_proj),
+    )
 
 
 def _norm(kernels: Kernels, norm: Any) -> Any:
@@ -68,31 +114,6 @@ def _norm(kernels: Kernels, norm: Any) -> Any:
 
 def _packed(kernels: Kernels, layer: nn.Linear) -> Any:
     return kernels.PackedLinear(kernels.pack_weight(layer.weight), layer.bias, layer.out_features)
-
-
-def fuse_layers(model: nn.Module, scorings: dict[int, Scoring], kernels: Kernels) -> None:
-    """Replace the decoder layers of a model of ``FUSED_FAMILIES``, in place.
-
-    ``scorings``: what each layer's attention uses, by layer index.
-    """
-    decoder: Any = model.base_model
-    layers = decoder.layers
-    for index, layer in enumerate(layers):
-        if _can_fuse(layer):
-            is_last = index == len(layers) - 1
-            layers[index] = FusedLayer(layer, scorings[index], kernels, is_last=is_last)
-
-
-def gives_kept_rows(model: nn.Module) -> bool:
-    """Whether the model's last layer gives the step's kept rows alone."""
-    decoder: Any = model.base_model
-    layers: Any = getattr(decoder, "layers", ())
-    return bool(layers) and isinstance(layers[-1], FusedLayer)
-
-
-def _can_fuse(layer: Any) -> bool:
-    is_silu = isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation)
-    return is_silu and layer.mlp.gate_proj.out_features % _LANES == 0
 
 
 def _joined(*layers: nn.Linear) -> nn.Linear:

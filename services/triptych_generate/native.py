@@ -98,6 +98,13 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The fields of ``ranking.Survey``, from contiguous float32 logits and int64 ids."""
 
+    def top(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The greatest of each row, and the lowest id that has it, ``[rows]`` each.
+
+        From contiguous float32 ``[rows, vocab]``; a row with NaN has NaN, and no id that means
+        anything.
+        """
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """``x / rms(x) * weight`` over the last dimension.
 

@@ -57,7 +57,7 @@ def next_tokens(step: StepLogits) -> list[Outcome]:
     if not step.samplers:
         return []
     draws = [draw_of(sequence) for sequence in step.samplers]
-    sampled = sample(step.sample_logits, draws)
+    sampled = sample(step.sample_logits, draws, step.kernels)
     logprobs = _logprobs_of(step, draws, sampled)
     return [
         _outcome_of(sequence, sampled[row], draws[row], logprobs.get(row))

@@ -15,6 +15,7 @@ from triptych.wire import SamplingParams
 from triptych_generate.draws import draw_key, token_uniforms, uniform
 from triptych_generate.host_copies import to_host
 from triptych_generate.masks import Draw, adjust_logits
+from triptych_generate.native import Kernels
 from triptych_generate.ranking import best_ids
 
 #: Below it the scaled logits leave float32's range; the choice is the greedy one long before.
@@ -40,10 +41,10 @@ class Sampled:
     error: NothingAllowedError | BadLogitsError | None = None
 
 
-def sample(logits: Tensor, draws: list[Draw]) -> list[Sampled]:
+def sample(logits: Tensor, draws: list[Draw], kernels: Kernels | None = None) -> list[Sampled]:
     """One token per row of ``logits`` ``[rows, vocab]`` float32. Greedy ties: the lower id."""
-    top = logits.max(-1)
-    values, indices = to_host(top.values, top.indices)
+    top = logits.max(-1) if kernels is None else kernels.top(logits.contiguous())
+    values, indices = to_host(*top)
     is_good, greedy_ids = values.isfinite().tolist(), indices.tolist()
     sampled = []
     for row, draw in enumerate(draws):

@@ -8,7 +8,7 @@ import torch
 
 from triptych.errors import SetupError
 from triptych_generate.blocks import BlockPool
-from triptych_generate.fused import FUSED_FAMILIES, fuse_layers
+from triptych_generate.fused import FUSED_FAMILIES, fuse_decoder
 from triptych_generate.kv_cache import KvCache, LayerShape, block_bytes
 from triptych_generate.kv_sizes import KvSizes, kv_sizes, needed_gb
 from triptych_generate.linears import can_pack, pack_linears
@@ -104,7 +104,7 @@ def prepare_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
     """Replace the layers by faster ones with fixed bits; what each attention layer stores."""
     probe = probe_layers(loaded)
     if loaded.kernels is not None and loaded.family in FUSED_FAMILIES:
-        fuse_layers(loaded.model, probe.scorings, loaded.kernels)
+        fuse_decoder(loaded.model, probe.scorings, loaded.kernels)
     if loaded.kernels is not None or can_pack(loaded.dtype, loaded.device):
         pack_linears(loaded.model, loaded.kernels)
     return probe.shapes

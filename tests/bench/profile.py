@@ -76,8 +76,9 @@ def _install(parts: EngineParts, timed: _Timed) -> None:
         for name, value in list(vars(holder).items()):
             if value is parts.loaded.kernels:
                 setattr(holder, name, timed)
-            elif name == "_halves":
-                setattr(holder, name, _Timed(value, timed.seconds))
+            elif name == "_layers":
+                for layer in value:
+                    layer.halves = _Timed(layer.halves, timed.seconds)
             elif value is not timed and getattr(value, "_kernels", None) is parts.loaded.kernels:
                 value._kernels = timed
 

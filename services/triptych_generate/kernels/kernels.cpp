@@ -17,6 +17,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("attend", &attend, unlocked);
   module.def("rms_norm", &rms_norm);
   module.def("score", &score_rows, unlocked);
+  module.def("top", &top_entries, unlocked);
   module.def("rotate", &rotate);
   pybind11::class_<PackedLinear>(module, "PackedLinear")
       .def(pybind11::init<at::Tensor, std::optional<at::Tensor>, int64_t>());

@@ -7,8 +7,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <tuple>
+#include <utility>
 
 #include "vectors.h"
 
@@ -25,10 +28,19 @@ inline Floats load_entries(const float* row, int64_t at, int64_t vocab) {
   return load(room);
 }
 
-inline float greatest(const float* row, int64_t vocab) {
+// The greatest entry of a row and its lowest id. NaN anywhere is the greatest; its id means nothing.
+inline std::pair<float, int64_t> top_of(const float* row, int64_t vocab) {
   Floats tops = broadcast(-kInfinity);
-  for (int64_t at = 0; at < vocab; at += kLanes) tops = greater(load_entries(row, at, vocab), tops);
-  return max_of(tops);
+  Ints is_nan{};
+  for (int64_t at = 0; at < vocab; at += kLanes) {
+    const Floats entries = load_entries(row, at, vocab);
+    tops = greater(entries, tops);
+    is_nan |= entries != entries;
+  }
+  for (int lane = 0; lane < kLanes; ++lane)
+    if (is_nan[lane]) return {std::numeric_limits<float>::quiet_NaN(), 0};
+  const float top = max_of(tops);
+  return {top, std::find(row, row + vocab, top) - row};
 }
 
 // log(sum(exp(row - top)))
@@ -96,6 +108,21 @@ inline Place place_of(const float* row, int64_t vocab, int64_t id) {
   return place;
 }
 
+// The greatest entry of each row of `logits` [rows, vocab] and its id, [rows] each.
+inline auto top_entries(const at::Tensor& logits) {
+  const int64_t rows = logits.size(0), vocab = logits.size(1);
+  at::Tensor values = at::empty({rows}, logits.options());
+  at::Tensor ids = at::empty({rows}, logits.options().dtype(at::kLong));
+  const float* from = logits.const_data_ptr<float>();
+  float* value = values.mutable_data_ptr<float>();
+  int64_t* id = ids.mutable_data_ptr<int64_t>();
+  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      std::tie(value[row], id[row]) = top_of(from + row * vocab, vocab);
+  });
+  return std::make_tuple(values, ids);
+}
+
 // For each row of `logits` [rows, vocab]: the row's own id of `own` and the `count` best entries.
 // Gives ids [rows, 1 + count], log-softmax of them, their ranks, how many of the best come before
 // the own entry, and [rows, 2]: the top logit, and the log of the sum of exponents below it.
@@ -125,7 +152,7 @@ inline auto score_rows(const at::Tensor& logits, const at::Tensor& own, int64_t 
         for (int64_t at = 1; at < width; ++at)
           rank[at] = at > 1 && value[at] == value[at - 1] ? rank[at - 1] : at;
       }
-      norm[0] = count > 0 ? value[1] : greatest(row, vocab);
+      norm[0] = count > 0 ? value[1] : top_of(row, vocab).first;
       norm[1] = log_total(row, vocab, norm[0]);
       for (int64_t at = 0; at < width; ++at) value[at] = (value[at] - norm[0]) - norm[1];
     }
