@@ -101,8 +101,7 @@ class Kernels(Protocol):
     def top(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The greatest of each row, and the lowest id that has it, ``[rows]`` each.
 
-        From contiguous float32 ``[rows, vocab]``; a row with NaN has NaN, and no id that means
-        anything.
+        From contiguous ``[rows, vocab]``; a row with NaN has NaN, and no id that means anything.
         """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -116,9 +116,9 @@ def _logprobs_of(
     if not asked:
         return {}
     rows = list(asked)
-    source = logits if len(rows) == len(logits) else logits[rows]
+    source = (logits if len(rows) == len(logits) else logits[rows]).float()
     if any(draws[row].params.logprobs_mode == "processed" for row in rows):
-        source = torch.stack([_scored_row(logits[row], draws[row]) for row in rows])
+        source = torch.stack([_scored_row(source[i], draws[row]) for i, row in enumerate(rows)])
     token_ids = [token_id for row in rows if (token_id := sampled[row].token_id) is not None]
     scored = score(source, token_ids, list(asked.values()), step.kernels)
     return dict(zip(rows, scored, strict=True))

@@ -23,7 +23,7 @@ from triptych_generate.torch_attention import TorchStep
 
 @dataclass(frozen=True, slots=True)
 class StepLogits:
-    """Float32 logits of one step: a row per sequence that samples, then the prompts' rows.
+    """Logits of one step in the model's dtype: a row per sequence that samples, then the prompts'.
 
     ``kernels``: what they are scored with, where there are compiled ones.
     """
@@ -66,7 +66,7 @@ class Runner:
         num_samplers = len(layout.samplers)
         return StepLogits(
             samplers=layout.samplers,
-            sample_logits=logits[:num_samplers].float(),
+            sample_logits=logits[:num_samplers],
             prompts=layout.prompts,
             prompt_logits=logits[num_samplers : layout.num_logits],
             kernels=self._kernels,

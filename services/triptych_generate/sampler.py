@@ -42,7 +42,7 @@ class Sampled:
 
 
 def sample(logits: Tensor, draws: list[Draw], kernels: Kernels | None = None) -> list[Sampled]:
-    """One token per row of ``logits`` ``[rows, vocab]`` float32. Greedy ties: the lower id."""
+    """One token per row of ``logits`` ``[rows, vocab]``, drawn in float32. Ties: the lower id."""
     top = logits.max(-1) if kernels is None else kernels.top(logits.contiguous())
     values, indices = to_host(*top)
     is_good, greedy_ids = values.isfinite().tolist(), indices.tolist()
@@ -53,7 +53,7 @@ def sample(logits: Tensor, draws: list[Draw], kernels: Kernels | None = None) ->
         elif draw.params.temperature == 0 and draw.leaves_logits:
             sampled.append(Sampled(greedy_ids[row]))
         else:
-            sampled.append(_sample_row(logits[row].cpu(), draw))
+            sampled.append(_sample_row(logits[row].float().cpu(), draw))
     return sampled
 
 

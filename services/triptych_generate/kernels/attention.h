@@ -47,7 +47,7 @@ struct Tile {  // consecutive positions of one sequence
 // The query rows of one tile that share a key head, in groups of at most kHeadRows.
 struct Group {
   int rows;
-  const float* query;  // [dim, rows], scaled
+  const float* query;  // [rows, dim], scaled
   float* weights;      // [rows, width]: scores, then softmax weights
   int64_t width;       // keys of all blocks that the tile meets
   float* sums;         // [rows, value_dim]
@@ -67,7 +67,7 @@ void score(const Group& group, const T* keys, const T* next, int64_t dim, int64_
     }
 #pragma GCC unroll 6
     for (int row = 0; row < Rows; ++row)
-      for (int v = 0; v < Width; ++v) local[row][v] += group.query[d * Rows + row] * key[v];
+      for (int v = 0; v < Width; ++v) local[row][v] += group.query[row * dim + d] * key[v];
   }
   for (int row = 0; row < Rows; ++row)
     for (int v = 0; v < Width; ++v)
@@ -204,15 +204,17 @@ struct Attention {
     const int64_t blocks = last / pools.block - first + 1, width = blocks * pools.block;
     const int64_t share = heads / pools.kv_heads, num_rows = share * tile.rows;
     static thread_local std::vector<float> room;
-    const int64_t each = pools.dim + width + pools.value_dim;
+    const int64_t each = pools.dim + width + pools.value_dim + 1;
     room.resize(std::max<size_t>(
         room.size(), num_rows * each + pools.block * std::max(pools.dim, pools.value_dim)));
     float* query_room = room.data();
     float* weights = query_room + num_rows * pools.dim;
     float* sums = weights + num_rows * width;
-    float* wide = sums + num_rows * pools.value_dim;
-    std::fill(sums, wide, 0.0f);
-    std::vector<Group> groups;
+    float* totals = sums + num_rows * pools.value_dim;
+    float* wide = totals + num_rows;
+    std::fill(sums, totals, 0.0f);
+    static thread_local std::vector<Group> groups;
+    groups.clear();
     for (int64_t row = 0; row < num_rows; row += kHeadRows) {
       const int rows = int(std::min<int64_t>(kHeadRows, num_rows - row));
       groups.push_back({rows, query_room + row * pools.dim, weights + row * width, width,
@@ -238,7 +240,6 @@ struct Attention {
         score_groups(groups, keys, next, block, begin(block), end(block));
       }
     }
-    std::vector<float> totals(num_rows);
     for (int64_t row = 0; row < num_rows; ++row) {
       const int64_t position = tile.position + row % tile.rows, start = first * pools.block;
       const int64_t head = kv_head * share + row / tile.rows;
@@ -282,13 +283,15 @@ struct Attention {
     return tables[tile.table * table_len + index];
   }
 
-  // Scaled query rows `first …` of a tile, for heads from `head` on, as [dim, rows].
+  // Scaled query rows `first …` of a tile, for heads from `head` on, as [rows, dim].
   void lay_out(const Tile& tile, int64_t head, int64_t first, int rows, float* to) const {
     for (int row = 0; row < rows; ++row) {
       const int64_t at = first + row;
       const T* from = query + (head + at / tile.rows) * head_stride +
                       (tile.first_row + at % tile.rows) * row_stride;
-      for (int64_t d = 0; d < pools.dim; ++d) to[d * rows + row] = float(from[d]) * scoring.scaling;
+      for (int64_t d = 0; d < pools.dim; d += kLanes)
+        store_some(to + row * pools.dim + d, load_some(from + d, pools.dim - d) * scoring.scaling,
+                   pools.dim - d);
     }
   }
 

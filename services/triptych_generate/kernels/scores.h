@@ -20,16 +20,18 @@ namespace triptych {
 constexpr int64_t kSumLength = 1024;  // terms that are added in float32 before float64 takes over
 
 // Entries outside the row compare as the least.
-inline Floats load_entries(const float* row, int64_t at, int64_t vocab) {
+template <typename T>
+Floats load_entries(const T* row, int64_t at, int64_t vocab) {
   if (at + kLanes <= vocab) return load(row + at);
-  float room[kLanes];
-  std::fill(room, room + kLanes, -kInfinity);
+  T room[kLanes];
+  std::fill(room, room + kLanes, T(-kInfinity));
   std::copy(row + at, row + vocab, room);
   return load(room);
 }
 
 // The greatest entry of a row and its lowest id. NaN anywhere is the greatest; its id means nothing.
-inline std::pair<float, int64_t> top_of(const float* row, int64_t vocab) {
+template <typename T>
+std::pair<float, int64_t> top_of(const T* row, int64_t vocab) {
   Floats tops = broadcast(-kInfinity);
   Ints is_nan{};
   for (int64_t at = 0; at < vocab; at += kLanes) {
@@ -40,7 +42,7 @@ inline std::pair<float, int64_t> top_of(const float* row, int64_t vocab) {
   for (int lane = 0; lane < kLanes; ++lane)
     if (is_nan[lane]) return {std::numeric_limits<float>::quiet_NaN(), 0};
   const float top = max_of(tops);
-  return {top, std::find(row, row + vocab, top) - row};
+  return {top, std::find(row, row + vocab, T(top)) - row};
 }
 
 // log(sum(exp(row - top)))
@@ -108,12 +110,12 @@ inline Place place_of(const float* row, int64_t vocab, int64_t id) {
   return place;
 }
 
-// The greatest entry of each row of `logits` [rows, vocab] and its id, [rows] each.
-inline auto top_entries(const at::Tensor& logits) {
+template <typename T>
+auto top_entries_of(const at::Tensor& logits) {
   const int64_t rows = logits.size(0), vocab = logits.size(1);
-  at::Tensor values = at::empty({rows}, logits.options());
+  at::Tensor values = at::empty({rows}, logits.options().dtype(at::kFloat));
   at::Tensor ids = at::empty({rows}, logits.options().dtype(at::kLong));
-  const float* from = logits.const_data_ptr<float>();
+  const T* from = logits.const_data_ptr<T>();
   float* value = values.mutable_data_ptr<float>();
   int64_t* id = ids.mutable_data_ptr<int64_t>();
   at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
@@ -121,6 +123,12 @@ inline auto top_entries(const at::Tensor& logits) {
       std::tie(value[row], id[row]) = top_of(from + row * vocab, vocab);
   });
   return std::make_tuple(values, ids);
+}
+
+// The greatest entry of each row of `logits` [rows, vocab] and its id, [rows] each.
+inline auto top_entries(const at::Tensor& logits) {
+  return logits.scalar_type() == at::kFloat ? top_entries_of<float>(logits)
+                                            : top_entries_of<c10::BFloat16>(logits);
 }
 
 // For each row of `logits` [rows, vocab]: the row's own id of `own` and the `count` best entries.

@@ -239,18 +239,21 @@ def test_rotate_turns_halves_against_each_other(
     assert torch.equal(whole[:, :1], untouched)
 
 
+@pytest.mark.parametrize("dtype", _DTYPES)
 @pytest.mark.parametrize("vocab", [1, 16, 49, 1000])
-def test_top_is_the_greatest_entry_with_the_lowest_id(kernels: Kernels, vocab: int) -> None:
-    logits = torch.randint(-3, 4, (40, vocab)).float()
+def test_top_is_the_greatest_entry_with_the_lowest_id(
+    kernels: Kernels, vocab: int, dtype: torch.dtype
+) -> None:
+    logits = torch.randint(-3, 4, (40, vocab)).to(dtype)
     values, ids = kernels.top(logits)
-    assert torch.equal(values, logits.amax(-1))
+    assert torch.equal(values, logits.amax(-1).float())
     assert ids.tolist() == [row.tolist().index(max(row.tolist())) for row in logits]
     for place in {0, vocab // 2, vocab - 1}:
         broken = logits.clone()
         broken[5, place] = float("nan")
         values, _ = kernels.top(broken)
         assert values.isnan().nonzero().tolist() == [[5]]
-    values, _ = kernels.top(torch.full((2, vocab), -torch.inf))
+    values, _ = kernels.top(torch.full((2, vocab), -torch.inf, dtype=dtype))
     assert values.tolist() == [-torch.inf, -torch.inf]
 
 
