@@ -121,14 +121,13 @@ class ChatFormat:
     def chunks(
         self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
     ) -> list[bytes]:
-        chunks = [
-            self._role_chunk(update.index, facts, usage) for update in updates if update.is_first
-        ]
+        roles, chunks = [], []
         for update in updates:
+            if update.is_first:
+                roles.append(self._role_chunk(update.index, facts, usage))
             if self._is_shown(update.piece):
-                choice = self._delta_choice(update)
-                chunks.append(self._encode([choice], usage=stream_usage(usage)))
-        return chunks
+                chunks.append(self._delta_chunk(update, usage))
+        return roles + chunks
 
     def stateless_chunk(
         self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
@@ -160,13 +159,14 @@ class ChatFormat:
 
     def _is_shown(self, piece: Piece) -> bool:
         """Whether a chunk has anything for the client; markup alone has not, unless it is asked."""
+        if piece.text or piece.finish_reason:
+            return True
         if piece.channels is None:
-            return not piece.is_empty
+            return bool(piece.entries)
         spec, others = self._context.spec, piece.channels
-        has_text = bool(piece.text or others.reasoning or others.calls)
+        has_text = bool(others.reasoning or others.calls)
         has_entries = spec.logprobs and (piece.entries or any(others.entries.values()))
-        has_ids = spec.return_token_ids and others.token_ids
-        return bool(has_text or has_entries or has_ids or piece.finish_reason)
+        return bool(has_text or has_entries or (spec.return_token_ids and others.token_ids))
 
     def _message(self, index: int, piece: Piece) -> Message:
         if piece.channels is None:
@@ -205,16 +205,17 @@ class ChatFormat:
             prompt_logprobs=self._prompt_logprobs(facts),
         )
 
-    def _delta_choice(self, update: ChoiceUpdate) -> ChunkChoice:
-        piece = update.piece
-        return ChunkChoice(
+    def _delta_chunk(self, update: ChoiceUpdate, usage: Usage | None) -> bytes:
+        piece, context = update.piece, self._context
+        choice = ChunkChoice(
             index=update.index,
-            delta=self._delta(update),
-            logprobs=self._context.logprobs(piece),
+            delta=self._delta(update) if piece.channels else Delta(content=piece.text),
+            logprobs=context.logprobs(piece) if context.spec.logprobs else None,
             finish_reason=piece.finish_reason,
             stop_reason=UNSET if piece.finish_reason is None else piece.stop_reason,
-            token_ids=self._context.output_ids(piece),
+            token_ids=context.output_ids(piece) if context.spec.return_token_ids else None,
         )
+        return self._encode([choice], usage=UNSET if usage is None else stream_usage(usage))
 
     def _stateless_choice(self, update: ChoiceUpdate) -> ChunkChoice:
         piece = update.piece

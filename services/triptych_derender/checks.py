@@ -32,16 +32,16 @@ def check_spec(spec: ReplySpec, fingerprint: str, family: ResponseFamily | None)
         )
 
 
-def check_choices(choices: Sequence[ChoiceDelta], *, path: str = "choices") -> None:
-    """Refuse choice numbers over the limit, and logprobs that do not belong to the token ids."""
+def check_choices(choices: Sequence[ChoiceDelta], n: int = MAX_CHOICES) -> None:
+    """Refuse choice numbers of ``n`` and more, and logprobs that do not belong to the token ids."""
     for number, choice in enumerate(choices):
-        if not 0 <= choice.index < MAX_CHOICES:
-            param = f"{path}[{number}].index"
+        if not 0 <= choice.index < n:
+            param = f"choices[{number}].index"
             raise InvalidRequestError(
-                f"{param} is {choice.index}, it must be below {MAX_CHOICES:,}", param=param
+                f"{param} is {choice.index}, it must be below {n:,}", param=param
             )
         if choice.logprobs is not None:
-            _check_logprobs(choice.token_ids, choice.logprobs, f"{path}[{number}]")
+            _check_logprobs(choice.token_ids, choice.logprobs, number)
 
 
 def check_distinct(choices: Sequence[ChoiceDelta]) -> None:
@@ -92,19 +92,20 @@ def check_candidate_counts(logprobs: Logprobs | None, limit: int | None, *, path
         )
 
 
-def _check_logprobs(token_ids: list[int], logprobs: Logprobs, path: str) -> None:
+def _check_logprobs(token_ids: list[int], logprobs: Logprobs, number: int) -> None:
     if len(logprobs.counts) != len(token_ids):
         raise InvalidRequestError(
-            f"{path}.logprobs has {len(logprobs)} positions, {path}.token_ids {len(token_ids)} ids",
-            param=f"{path}.logprobs",
+            f"choices[{number}].logprobs has {len(logprobs)} positions, "
+            f"choices[{number}].token_ids {len(token_ids)} ids",
+            param=f"choices[{number}].logprobs",
         )
     start = 0
     for position, count in enumerate(logprobs.counts):
         if not count or logprobs.token_ids[start] != token_ids[position]:
             scored = logprobs.token_ids[start] if count else "nothing"
             raise InvalidRequestError(
-                f"{path}.logprobs at position {position} scores {scored}, "
-                f"{path}.token_ids[{position}] is {token_ids[position]}",
-                param=f"{path}.logprobs",
+                f"choices[{number}].logprobs at position {position} scores {scored}, "
+                f"choices[{number}].token_ids[{position}] is {token_ids[position]}",
+                param=f"choices[{number}].logprobs",
             )
         start += count

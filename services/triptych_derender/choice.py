@@ -1,7 +1,7 @@
 """One choice of a reply: token ids in, text and logprob entries out, with stops and hold-back.
 
-``advance`` is the one function that whole answers, streams and the stateless stream go through, so
-any cutting into deltas gives the same text and entries. Rules: docs/logprobs.md, docs/channels.md.
+Whole answers, streams and the stateless stream all go through ``Choice.feed``, so any cutting into
+deltas gives the same text and entries. Rules: docs/logprobs.md, docs/channels.md.
 """
 
 from copy import copy
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import msgspec
 
 from triptych.json_bodies import Count
-from triptych.logprobs import Logprobs
 from triptych.reply import ReplySpec
 from triptych.response_template import Channel
 from triptych.wire import ChoiceDelta
@@ -29,7 +28,7 @@ _VISIBLE: frozenset[Channel] = frozenset({"content", "tool_calls"})
 
 
 class ChoiceState(msgspec.Struct, array_like=True):
-    """What is carried from delta to delta; its size does not grow with the output.
+    """What a choice is between two deltas; its size does not grow with the output.
 
     ``lanes``: by channel; content alone where there is no response template, and so no ``split``.
     ``is_cut``: a stop string ended it.
@@ -82,117 +81,101 @@ def num_candidates(spec: ReplySpec) -> int | None:
     return max(1, spec.top_logprobs) if spec.endpoint == "chat" else spec.top_logprobs + 1
 
 
-def advance(state: ChoiceState, delta: ChoiceDelta, rules: TextRules) -> tuple[ChoiceState, Piece]:
-    """The state after ``delta``, and what the delta adds. A choice that is done ignores it."""
-    if state.is_done:
-        return state, Piece()
-    run = _Run(state, rules) if state.split is None else _SplitRun(state, state.split, rules)
-    run.push_tokens(delta)
-    if delta.finish_reason is not None and run.finish_reason is None:
-        run.end_output(delta)
-    return run.state(), run.release()
+def open_choice(state: ChoiceState, rules: TextRules) -> "Choice":
+    """The choice that goes on from ``state``, which it changes."""
+    if state.split is None:
+        return Choice(state, rules)
+    return _SplitChoice(state, state.split, rules)
 
 
-class _Run:
-    """One call of ``advance`` without channels: every token is content."""
+class Choice:
+    """One choice of a reply without channels: every token is content."""
 
     def __init__(self, state: ChoiceState, rules: TextRules) -> None:
-        self._state = state
         self._rules = rules
-        self._lanes: dict[Channel, Lane] = {}
-        self._num_tokens = state.num_tokens
-        self._is_cut = False
-        self._is_scored = False
-        self.finish_reason: EndReason | None = None
+        self._lanes = {name: self._new_lane(name, each) for name, each in state.lanes.items()}
+        self._content = self._lane("content")
+        self._finish_reason: EndReason | None = None
         self._stop_reason: int | str | None = None
+        self._is_scored = False
+        self.num_tokens = state.num_tokens
+        self.is_done = state.is_done
+        self.is_cut = state.is_cut
+
+    def feed(self, delta: ChoiceDelta) -> Piece:
+        """What ``delta`` adds; nothing to a choice that is done."""
+        if self.is_done:
+            return Piece()
+        self._is_scored = delta.logprobs is not None
+        candidates = _candidates(delta, self._rules)
+        stop_position = _dropped_stop_position(delta, self._rules) if delta.finish_reason else None
+        for position, token_id in enumerate(delta.token_ids):
+            self.num_tokens += 1
+            entry = Entry(token_id, candidates[position])
+            self._push_token(entry, is_dropped=position == stop_position)
+            if self._finish_reason is not None:
+                break
+        if delta.finish_reason is not None and self._finish_reason is None:
+            self._end_output(delta)
+        self.is_done = self._finish_reason is not None
+        return self._release()
 
     def state(self) -> ChoiceState:
-        lanes = self._state.lanes.copy()
-        for name, lane in self._lanes.items():
-            lanes[name] = lane.state
         return ChoiceState(
-            lanes=lanes,
-            num_tokens=self._num_tokens,
-            is_done=self.finish_reason is not None,
-            is_cut=self._is_cut,
+            lanes={name: lane.state for name, lane in self._lanes.items()},
+            num_tokens=self.num_tokens,
+            is_done=self.is_done,
+            is_cut=self.is_cut,
         )
 
-    def push_tokens(self, delta: ChoiceDelta) -> None:
-        stop_position = _dropped_stop_position(delta, self._rules)
-        self._is_scored = delta.logprobs is not None
-        columns = _candidate_columns(delta.logprobs, self._rules, len(delta.token_ids))
-        for position, token_id in enumerate(delta.token_ids):
-            self._num_tokens += 1
-            self._push_token(
-                Entry(token_id, columns[position]), is_dropped=position == stop_position
-            )
-            if self.finish_reason is not None:
-                return
+    def _push_token(self, entry: Entry, *, is_dropped: bool) -> None:
+        rules = self._rules
+        if is_dropped or (rules.skip_special and entry.token_id in rules.table.special_ids):
+            self._content.push_silent(entry)
+        else:
+            match = self._content.push(entry, may_stop=self.num_tokens > rules.min_tokens)
+            if match is not None:
+                self._cut("content", match)
 
-    def end_output(self, delta: ChoiceDelta) -> None:
+    def _end_output(self, delta: ChoiceDelta) -> None:
         """Generate finished the sequence: all held text comes out."""
-        for name in self._state.lanes:
-            self._lane(name)
         for lane in self._lanes.values():
             lane.flush()
-        self.finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
+        self._finish_reason, self._stop_reason = delta.finish_reason, delta.stop_reason
 
-    def release(self) -> Piece:
-        """The text of this call, and the entries that travel with it."""
-        text, entries = self._release("content")
+    def _release(self) -> Piece:
+        """The text of this delta, and the entries that travel with it."""
+        text, entries = self._content.release(is_done=self.is_done)
         return Piece(
             text=text,
             entries=entries,
             is_scored=self._is_scored,
-            finish_reason=self.finish_reason,
+            finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
         )
 
     def _lane(self, channel: Channel) -> Lane:
         lane = self._lanes.get(channel)
         if lane is None:
-            state = self._state.lanes.get(channel) or LaneState()
-            lane = Lane(state, self._rules.stops if channel in TEXT_CHANNELS else ())
-            self._lanes[channel] = lane
+            lane = self._lanes[channel] = self._new_lane(channel, LaneState())
         return lane
 
-    def _release(self, channel: Channel) -> tuple[str, list[Entry]]:
-        """Of a channel that gained nothing, nothing leaves before the end."""
-        lane = self._lanes.get(channel)
-        return lane.release(is_done=self.finish_reason is not None) if lane else ("", [])
-
-    def _push_token(self, entry: Entry, *, is_dropped: bool) -> None:
-        if is_dropped or self._is_skipped(entry):
-            self._lane("content").push_silent(entry)
-        else:
-            self._push_share("content", entry)
-
-    def _is_skipped(self, entry: Entry) -> bool:
-        return self._rules.skip_special and entry.token_id in self._rules.table.special_ids
-
-    def _push_share(self, channel: Channel, entry: Entry, num_later: int = 0) -> None:
-        """A token or its part, after which ``num_later`` tokens came already."""
-        rules, lane = self._rules, self._lane(channel)
-        num_tokens = self._num_tokens - num_later
-        match = lane.push(entry, rules.table, may_stop=num_tokens > rules.min_tokens)
-        if match is not None:
-            self._num_tokens = num_tokens
-            self._cut(channel, match)
+    def _new_lane(self, channel: Channel, state: LaneState) -> Lane:
+        stops = self._rules.stops if channel in TEXT_CHANNELS else ()
+        return Lane(state, self._rules.table, stops)
 
     def _cut(self, channel: Channel, match: StopMatch) -> None:
         """``match`` is complete: text ends before it, entries with the token just pushed."""
-        for name in self._state.lanes:
-            self._lane(name)
         for name, lane in self._lanes.items():
             if name == channel:
                 lane.cut(match, include_stop=self._rules.include_stop)
             else:
                 lane.flush()
-        self.finish_reason, self._stop_reason, self._is_cut = "stop", match.stop, True
+        self._finish_reason, self._stop_reason, self.is_cut = "stop", match.stop, True
 
 
-class _SplitRun(_Run):
-    """One call of ``advance`` with channels; where the splitter places what it decides."""
+class _SplitChoice(Choice):
+    """A choice with channels; where the splitter places what it decides."""
 
     def __init__(self, state: ChoiceState, split: SplitState, rules: TextRules) -> None:
         assert rules.split is not None
@@ -208,59 +191,76 @@ class _SplitRun(_Run):
         self._token_ids: list[int] = []
 
     def state(self) -> ChoiceState:
-        split = self._splitter.state() if self.finish_reason is None else SplitState()
+        split = SplitState() if self.is_done else self._splitter.state()
         return msgspec.structs.replace(super().state(), split=split)
-
-    def end_output(self, delta: ChoiceDelta) -> None:
-        self._splitter.read(is_end=True, is_cut=delta.finish_reason != "stop")
-        if self.finish_reason is None:
-            super().end_output(delta)
-
-    def release(self) -> Piece:
-        shown = self._rules.shows_reasoning
-        text, entries = self._release("content")
-        reasoning, reasoning_entries = self._release("reasoning_content")
-        others: dict[Channel, list[Entry]] = {
-            "reasoning_content": reasoning_entries,
-            "tool_calls": self._release("tool_calls")[1],
-            "markup": self._release("markup")[1],
-        }
-        has_called = self.finish_reason == "stop" and self._splitter.num_calls
-        return Piece(
-            text=text,
-            entries=entries,
-            is_scored=self._is_scored,
-            finish_reason="tool_calls" if has_called else self.finish_reason,
-            stop_reason=self._stop_reason,
-            channels=ChannelPiece(
-                reasoning=reasoning if shown else "",
-                calls=self._calls,
-                entries={name: each for name, each in others.items() if shown or name in _VISIBLE},
-                token_ids=self._token_ids,
-            ),
-        )
 
     def place(self, entry: Entry, shares: dict[Channel, bytes], num_later: int) -> None:
         shows_all = self._rules.shows_reasoning
         is_visible = len(shares) == 1 and _VISIBLE.issuperset(shares)
-        if self.finish_reason is None and (shows_all or is_visible):
+        if self._finish_reason is None and (shows_all or is_visible):
             self._token_ids.append(entry.token_id)
         for channel, raw in shares.items():
             share = entry if len(shares) == 1 else copy(entry)
             share.part = None if len(shares) == 1 else raw
-            if self.finish_reason is None:
+            if self._finish_reason is None:
                 self._push_share(channel, share, num_later)
 
     def add_call(self, delta: CallDelta) -> None:
-        if self.finish_reason is None:
+        if self._finish_reason is None:
             self._calls.append(delta)
 
     def would_stop(self, channel: Channel, text: str) -> bool:
         return self._lane(channel).would_stop(text)
 
+    def _end_output(self, delta: ChoiceDelta) -> None:
+        self._splitter.read(is_end=True, is_cut=delta.finish_reason != "stop")
+        if self._finish_reason is None:
+            super()._end_output(delta)
+
+    def _release(self) -> Piece:
+        shown = self._rules.shows_reasoning
+        text, entries = self._release_from("content")
+        reasoning, reasoning_entries = self._release_from("reasoning_content")
+        others: dict[Channel, list[Entry]] = {
+            "reasoning_content": reasoning_entries,
+            "tool_calls": self._release_from("tool_calls")[1],
+            "markup": self._release_from("markup")[1],
+        }
+        calls, self._calls = self._calls, []
+        token_ids, self._token_ids = self._token_ids, []
+        has_called = self._finish_reason == "stop" and self._splitter.num_calls
+        return Piece(
+            text=text,
+            entries=entries,
+            is_scored=self._is_scored,
+            finish_reason="tool_calls" if has_called else self._finish_reason,
+            stop_reason=self._stop_reason,
+            channels=ChannelPiece(
+                reasoning=reasoning if shown else "",
+                calls=calls,
+                entries={name: each for name, each in others.items() if shown or name in _VISIBLE},
+                token_ids=token_ids,
+            ),
+        )
+
     def _push_token(self, entry: Entry, *, is_dropped: bool) -> None:
         self._queue.push(entry, is_dropped=is_dropped)
         self._splitter.read(is_end=False)
+
+    def _release_from(self, channel: Channel) -> tuple[str, list[Entry]]:
+        lane = self._lanes.get(channel)
+        return lane.release(is_done=self.is_done) if lane else ("", [])
+
+    def _is_skipped(self, entry: Entry) -> bool:
+        return self._rules.skip_special and entry.token_id in self._rules.table.special_ids
+
+    def _push_share(self, channel: Channel, entry: Entry, num_later: int) -> None:
+        """A token or its part, after which ``num_later`` tokens came already."""
+        num_tokens = self.num_tokens - num_later
+        match = self._lane(channel).push(entry, may_stop=num_tokens > self._rules.min_tokens)
+        if match is not None:
+            self.num_tokens = num_tokens
+            self._cut(channel, match)
 
 
 def _dropped_stop_position(delta: ChoiceDelta, rules: TextRules) -> int | None:
@@ -271,13 +271,11 @@ def _dropped_stop_position(delta: ChoiceDelta, rules: TextRules) -> int | None:
     return len(delta.token_ids) - 1
 
 
-def _candidate_columns(
-    logprobs: Logprobs | None, rules: TextRules, num_positions: int
-) -> list[Candidates]:
+def _candidates(delta: ChoiceDelta, rules: TextRules) -> list[Candidates]:
     """Each position's first candidates."""
-    if logprobs is None or rules.num_candidates == 0:
-        return [Candidates()] * num_positions
-    most = rules.num_candidates
+    logprobs, most = delta.logprobs, rules.num_candidates
+    if logprobs is None or most == 0:
+        return [Candidates()] * len(delta.token_ids)
     columns, start = [], 0
     for count in logprobs.counts:
         cut = start + (count if most is None or most > count else most)

@@ -38,7 +38,7 @@ from triptych_derender.completions import CompletionFormat
 from triptych_derender.entries import EntryWriter
 from triptych_derender.formats import PromptFacts, PromptReply, ReplyContext, ReplyFormat
 from triptych_derender.pieces import Piece
-from triptych_derender.prompts import ChoiceUpdate, PromptRules, PromptState, advance_prompt
+from triptych_derender.prompts import Prompt, PromptRules
 from triptych_derender.reply_stream import ReplyStream
 from triptych_derender.split_start import split_start
 from triptych_derender.split_state import SplitRules, Template
@@ -143,9 +143,9 @@ class Derenderer:
         num_choices = max(spec.n, *(_num_choices(answer) for answer in answers))
         prompts, num_tokens = [], 0
         for answer in answers:
-            state, prompt = self._whole_prompt(spec, answer)
+            num_output, prompt = self._whole_prompt(spec, answer)
             prompts.append(prompt)
-            num_tokens += state.num_tokens()
+            num_tokens += num_output
         usage = count_usage(
             sum(answer.prompt_tokens for answer in answers),
             num_tokens,
@@ -197,18 +197,18 @@ class Derenderer:
         check_prompt(prompt_token_ids, delta.prompt_logprobs)
         body = self._format(spec, request_id=request_id, created=created)
         state = self._states.decode(stream_state, self._text_rules(spec))
-        updates: list[ChoiceUpdate] = []
-        if delta.choices:
-            has_begun = all(choice.index in state.choices for choice in delta.choices)
-            rules = self._prompt_rules(spec, spec.n, prompt_token_ids, has_begun=has_begun)
-            try:
-                state, updates = advance_prompt(state, delta, rules)
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                if stream_state is None:
-                    raise
-                raise refusal("was changed") from error  # what its checks did not find
+        has_begun = all(choice.index in state.choices for choice in delta.choices)
+        rules = self._prompt_rules(spec, spec.n, prompt_token_ids, has_begun=has_begun)
+        try:
+            prompt = Prompt(rules, state)
+            updates = prompt.feed(delta) if delta.choices else []
+            state = prompt.state()
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            if stream_state is None:
+                raise
+            raise refusal("was changed") from error  # what its checks did not find
         if usage is not None:
-            num_output = state.num_tokens() if state.is_cut() else usage.completion_tokens
+            num_output = prompt.num_tokens() if prompt.is_cut() else usage.completion_tokens
             cached = (usage.prompt_tokens_details or {}).get("cached_tokens", 0)
             usage = count_usage(prompt_tokens, num_output, cached)
         facts = PromptFacts(prompt_token_ids, delta.prompt_logprobs)
@@ -251,7 +251,8 @@ class Derenderer:
         )
         return b'{"chunk":%b,"stream_state":%b}' % (chunk, msgspec.json.encode(state))
 
-    def _whole_prompt(self, spec: ReplySpec, answer: Generated) -> tuple[PromptState, PromptReply]:
+    def _whole_prompt(self, spec: ReplySpec, answer: Generated) -> tuple[int, PromptReply]:
+        """How many tokens count for usage, and what the reply says of this prompt."""
         check_choices(answer.choices)
         check_distinct(answer.choices)
         check_output_len(answer.choices, self.max_model_len)
@@ -262,12 +263,12 @@ class Derenderer:
             prompt_logprobs=answer.prompt_logprobs,
         )
         rules = self._prompt_rules(spec, 0, answer.prompt_token_ids)
-        state, updates = advance_prompt(PromptState(), delta, rules)
-        pieces = {update.index: update.piece for update in updates}
+        prompt = Prompt(rules)
+        pieces = {update.index: update.piece for update in prompt.feed(delta)}
         for choice in answer.choices:
             pieces[choice.index] = _as_sent(choice, pieces[choice.index])
         facts = PromptFacts(answer.prompt_token_ids, answer.prompt_logprobs)
-        return state, PromptReply(facts, pieces)
+        return prompt.num_tokens(), PromptReply(facts, pieces)
 
     def _prompt_rules(
         self,

@@ -1,6 +1,6 @@
 """Logprob entries as JSON: chat's list of objects, completions' arrays, and prompt logprobs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from triptych.float32 import float32_texts
@@ -37,14 +37,18 @@ class EntryWriter:
     ) -> bytes:
         """One channel's list of chat's ``logprobs``; a position shows its first ``top_logprobs``.
 
-        ``hides_tokens``: of a token that another channel shares, id and alternatives are left out.
+        A token without a score is left out. ``hides_tokens``: of a token that another channel
+        shares, id and alternatives are left out.
         """
-        values = _value_texts(entries)
+        values = iter(_value_texts(entries))
         written = []
         for entry in entries:
-            templates_by_id = self._chat_templates(entry.held, skip_special=skip_special)
-            texts = list(islice(values, len(entry.candidates.ids)))
-            templates = list(map(templates_by_id.__getitem__, entry.candidates.ids))
+            ids, held = entry.candidates.ids, entry.held
+            if not ids:
+                continue
+            texts = list(islice(values, len(ids)))
+            by_id = self._chat if not held else self._held_chat(held, skip_special=skip_special)
+            templates = [by_id[token_id] for token_id in ids]
             own = templates[0]
             if entry.part is not None:
                 own = self._part(entry, entry.part, is_hidden=hides_tokens)
@@ -56,7 +60,7 @@ class EntryWriter:
 
     def completion(self, entries: Sequence[Entry], *, skip_special: bool) -> bytes:
         """Completions' ``logprobs`` object. A token without a score has null in two arrays."""
-        values = _value_texts(entries)
+        values = iter(_value_texts(entries))
         tokens, token_logprobs, top_logprobs = [], [], []
         for entry in entries:
             fragments = self._completion_fragments(entry.held, skip_special=skip_special)
@@ -84,9 +88,7 @@ class EntryWriter:
             self._table, held=held, skip_special=skip_special, as_token_ids=self._as_token_ids
         )
 
-    def _chat_templates(self, held: bytes, *, skip_special: bool) -> ChatTemplates:
-        if not held:  # nothing pending: special tokens show their literal either way
-            return self._chat
+    def _held_chat(self, held: bytes, *, skip_special: bool) -> ChatTemplates:
         return ChatTemplates(self._names(held, skip_special=skip_special))
 
     def _completion_fragments(self, held: bytes, *, skip_special: bool) -> CompletionFragments:
@@ -134,11 +136,11 @@ def _first_ids(logprobs: Logprobs) -> list[int]:
     ]
 
 
-def _value_texts(entries: Sequence[Entry]) -> Iterator[bytes]:
+def _value_texts(entries: Sequence[Entry]) -> list[bytes]:
     values: list[float] = []
     for entry in entries:
         values += entry.candidates.logprobs
-    return iter(float32_texts(values))
+    return float32_texts(values)
 
 
 def _candidate_dict(

@@ -1,6 +1,5 @@
 """What chat and completions replies have in common: the head, the writer, the choice of fields."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
@@ -11,13 +10,15 @@ from triptych.logprobs import Logprobs
 from triptych.reply import ReplySpec
 from triptych.wire import Usage
 from triptych_derender.entries import EntryWriter, prompt_logprobs_json
-from triptych_derender.lanes import Entry
 from triptych_derender.pieces import Piece
 from triptych_derender.prompts import ChoiceUpdate
 from triptych_derender.token_table import TokenTable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from triptych.response_template import Channel
+    from triptych_derender.lanes import Entry
 
 
 class StreamUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,23 +93,20 @@ class ReplyContext:
         is_scored = bool(entries) and piece.is_scored
         if not is_scored and not any(entry.candidates.ids for entry in entries):
             return None
-        if self.spec.endpoint == "completions":
-            skip_special = self.spec.skip_special_tokens
-            return msgspec.Raw(self.writer.completion(entries, skip_special=skip_special))
+        spec, writer = self.spec, self.writer
+        if spec.endpoint == "completions":
+            return msgspec.Raw(writer.completion(entries, skip_special=spec.skip_special_tokens))
+        shown = spec.top_logprobs
         lists = []
         for name, each in channels.items():
-            lists.append(b'"%b":%b' % (name.encode(), self._chat(each)))
+            written = writer.chat(
+                each,
+                top_logprobs=None if shown is None or shown < 0 else shown,
+                skip_special=spec.skip_special_tokens,
+                hides_tokens=not spec.include_reasoning,
+            )
+            lists.append(b'"%b":%b' % (name.encode(), written))
         return msgspec.Raw(b"{%b}" % b",".join(lists))
-
-    def _chat(self, entries: Sequence[Entry]) -> bytes:
-        """One channel's list."""
-        shown = self.spec.top_logprobs
-        return self.writer.chat(
-            [entry for entry in entries if entry.candidates.ids],
-            top_logprobs=None if shown is None or shown < 0 else shown,
-            skip_special=self.spec.skip_special_tokens,
-            hides_tokens=not self.spec.include_reasoning,
-        )
 
     def prompt_logprobs(self, facts: PromptFacts) -> msgspec.Raw | None:
         """The ``prompt_logprobs`` field; null unless asked and given."""

@@ -4,7 +4,6 @@ An answer without a response template has one lane, its content.
 """
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Annotated
 
 import msgspec
@@ -51,7 +50,7 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
 
 
 class LaneState(msgspec.Struct, array_like=True):
-    """What is carried from delta to delta; its size does not grow with the output.
+    """What a lane is between two deltas; its size does not grow with the output.
 
     ``tail``: text that is not sent because it may become a stop string. ``text_len``: all text so
     far in code points, the tail and an echoed prompt included.
@@ -64,11 +63,11 @@ class LaneState(msgspec.Struct, array_like=True):
 
 
 class Lane:
-    """One channel during one delta: works on its own copy of the state."""
+    """One channel; it goes on from ``state``, which it changes."""
 
-    def __init__(self, state: LaneState, stops: tuple[str, ...]) -> None:
-        waiting = [*map(copy, state.waiting)] if state.waiting else []
-        self.state = LaneState(state.held, state.tail, state.text_len, waiting)
+    def __init__(self, state: LaneState, table: TokenTable, stops: tuple[str, ...]) -> None:
+        self.state = state
+        self._table = table
         self._stops = stops
         self._texts: list[str] = []
 
@@ -79,23 +78,26 @@ class Lane:
         entry.held = state.held
         state.waiting.append(entry)
 
-    def push(self, entry: Entry, table: TokenTable, *, may_stop: bool = False) -> StopMatch | None:
+    def push(self, entry: Entry, *, may_stop: bool = False) -> StopMatch | None:
         """A token, or its part; the stop string that its text completes, if any may count."""
         state = self.state
         entry.offset, entry.held = state.text_len, state.held
         state.waiting.append(entry)
         is_plain = entry.part is None and not state.held
-        text = table.token_text(entry.token_id) if is_plain else None
+        text = self._table.token_text(entry.token_id) if is_plain else None
         if text is not None:  # all characters were complete, and are
             state.text_len += len(text)
             entry.end = state.text_len
+        else:
+            raw = self._table.token_bytes(entry.token_id) if entry.part is None else entry.part
+            text, state.held = push_bytes(state.held, raw)
+            state.text_len += len(text)
+            if not state.held:
+                self._set_ends()
+        if self._stops:
             return self._push_text(text, may_stop=may_stop)
-        raw = table.token_bytes(entry.token_id) if entry.part is None else entry.part
-        text, state.held = push_bytes(state.held, raw)
-        state.text_len += len(text)
-        if not state.held:
-            self._set_ends()
-        return self._push_text(text, may_stop=may_stop)
+        self._texts.append(text)
+        return None
 
     def would_stop(self, text: str) -> bool:
         """Whether ``text`` would complete a stop string here."""
@@ -126,10 +128,12 @@ class Lane:
 
     def release(self, *, is_done: bool) -> tuple[str, list[Entry]]:
         """The text of this delta, and the entries that travel with it; at the end, all."""
-        waiting = self.state.waiting
-        num_released = len(waiting) if is_done else self._num_released()
-        self.state.waiting = waiting[num_released:]
-        return "".join(self._texts), waiting[:num_released]
+        state, texts, waiting = self.state, self._texts, self.state.waiting
+        self._texts, state.waiting = [], []
+        if not is_done and (state.held or state.tail):  # else all text is sent
+            num_released = self._num_released(waiting)
+            waiting, state.waiting = waiting[:num_released], waiting[num_released:]
+        return "".join(texts), waiting
 
     def _set_ends(self) -> None:
         """All characters are complete: entries whose text was held end here."""
@@ -141,9 +145,6 @@ class Lane:
 
     def _push_text(self, text: str, *, may_stop: bool) -> StopMatch | None:
         state, stops = self.state, self._stops
-        if not stops:
-            self._texts.append(text)
-            return None
         buffer = state.tail + text
         match = find_stop(buffer, len(text), stops) if may_stop else None
         if match is not None:
@@ -154,9 +155,8 @@ class Lane:
         state.tail = buffer[num_sent:]
         return None
 
-    def _num_released(self) -> int:
-        """How many waiting entries have all their text sent, or are too many."""
-        waiting = self.state.waiting
+    def _num_released(self, waiting: Sequence[Entry]) -> int:
+        """How many of the ``waiting`` entries have all their text sent, or are too many."""
         sent_len = self.state.text_len - len(self.state.tail)
         num_ready = 0
         for entry in waiting:

@@ -1,4 +1,4 @@
-"""One prompt of a reply: its echo, and the states of its choices."""
+"""One prompt of a reply: its echo, and its choices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ import msgspec
 
 from triptych.logprobs import Logprobs
 from triptych.wire import ChoiceDelta, GenerateDelta
-from triptych_derender.choice import ChoiceState, TextRules, advance
+from triptych_derender.choice import Choice, ChoiceState, TextRules, open_choice
 from triptych_derender.lanes import Entry, LaneState
 from triptych_derender.pieces import Piece
 from triptych_derender.split_state import SplitState
@@ -18,17 +18,6 @@ class PromptState(msgspec.Struct, array_like=True):
     """The choices of one prompt by index; empty before the first delta."""
 
     choices: dict[int, ChoiceState] = {}
-
-    def num_tokens(self) -> int:
-        """Tokens that count for usage: what came after a stop is not among them."""
-        return sum(choice.num_tokens for choice in self.choices.values())
-
-    def is_cut(self) -> bool:
-        """Whether a stop string ended a choice, so that generate may have counted more tokens."""
-        return any(choice.is_cut for choice in self.choices.values())
-
-    def is_done(self, num_choices: int) -> bool:
-        return sum(choice.is_done for choice in self.choices.values()) >= num_choices
 
 
 class ChoiceUpdate(msgspec.Struct, frozen=True):
@@ -52,40 +41,68 @@ class PromptRules:
     start: SplitState | None = None
 
 
-def advance_prompt(
-    state: PromptState, delta: GenerateDelta, rules: PromptRules
-) -> tuple[PromptState, list[ChoiceUpdate]]:
-    """The state after ``delta``, and the updates by choice index.
+class Prompt:
+    """One prompt of a reply; it goes on from ``state``, which it changes."""
 
-    All ``num_choices`` choices begin with the first delta, because only that one has the prompt's
-    logprobs (and those that the delta holds, if there are more). Deltas for a choice that is done
-    change nothing.
-    """
-    choices = state.choices.copy()
-    pieces: dict[int, Piece] = {}
-    if not choices:
-        echo = _echo(delta.prompt_logprobs, rules)
-        for index in {*range(rules.num_choices), *(choice.index for choice in delta.choices)}:
+    def __init__(self, rules: PromptRules, state: PromptState | None = None) -> None:
+        before = {} if state is None else state.choices
+        self._rules = rules
+        self._choices = {index: open_choice(each, rules.text) for index, each in before.items()}
+
+    def feed(self, delta: GenerateDelta) -> list[ChoiceUpdate]:
+        """What ``delta`` brings, by choice index.
+
+        All ``num_choices`` choices begin with the first delta, because only that one has the
+        prompt's logprobs (and those that the delta holds, if there are more). Deltas for a choice
+        that is done change nothing.
+        """
+        pieces = {} if self._choices else self._begin(delta)
+        first = set(pieces)
+        for each in delta.choices:
+            choice = self._choices.get(each.index)
+            if choice is None:
+                first.add(each.index)
+                choice = self._open(each.index, ChoiceState(split=self._rules.start))
+            elif choice.is_done:
+                continue
+            piece = choice.feed(each)
+            earlier = pieces.get(each.index)
+            pieces[each.index] = piece if earlier is None else earlier.then(piece)
+        return [ChoiceUpdate(index, pieces[index], index in first) for index in sorted(pieces)]
+
+    def state(self) -> PromptState:
+        return PromptState({index: choice.state() for index, choice in self._choices.items()})
+
+    def num_tokens(self) -> int:
+        """Tokens that count for usage: what came after a stop is not among them."""
+        return sum(choice.num_tokens for choice in self._choices.values())
+
+    def is_cut(self) -> bool:
+        """Whether a stop string ended a choice, so that generate may have counted more tokens."""
+        return any(choice.is_cut for choice in self._choices.values())
+
+    def is_done(self) -> bool:
+        """Whether all ``num_choices`` choices are finished or stopped."""
+        num_done = sum(choice.is_done for choice in self._choices.values())
+        return num_done >= self._rules.num_choices
+
+    def _begin(self, delta: GenerateDelta) -> dict[int, Piece]:
+        echo = _echo(delta.prompt_logprobs, self._rules)
+        indexes = {*range(self._rules.num_choices), *(choice.index for choice in delta.choices)}
+        for index in indexes:
             lane = LaneState(text_len=len(echo.text))
-            choices[index] = ChoiceState(lanes={"content": lane}, split=rules.start)
-            pieces[index] = echo
-    for choice in delta.choices:
-        before = choices.get(choice.index) or ChoiceState(split=rules.start)
-        if before.is_done:
-            continue
-        choices[choice.index], piece = advance(before, choice, rules.text)
-        earlier = pieces.get(choice.index)
-        pieces[choice.index] = piece if earlier is None else earlier.then(piece)
-    updates = [
-        ChoiceUpdate(index, pieces[index], index not in state.choices) for index in sorted(pieces)
-    ]
-    return PromptState(choices=choices), updates
+            self._open(index, ChoiceState(lanes={"content": lane}, split=self._rules.start))
+        return dict.fromkeys(indexes, echo)
+
+    def _open(self, index: int, state: ChoiceState) -> Choice:
+        choice = self._choices[index] = open_choice(state, self._rules.text)
+        return choice
 
 
 def echo_piece(token_ids: list[int], logprobs: Logprobs | None, rules: TextRules) -> Piece:
     """The prompt as text and entries; without ``logprobs`` no entry has a score."""
     prompt = ChoiceDelta(index=0, token_ids=token_ids, logprobs=logprobs, finish_reason="length")
-    _, piece = advance(ChoiceState(), prompt, replace(rules, stops=(), min_tokens=0))
+    piece = open_choice(ChoiceState(), replace(rules, stops=(), min_tokens=0)).feed(prompt)
     num_stripped = _start_strip_len(piece, rules.table)
     for entry in piece.entries:
         entry.offset = max(0, entry.offset - num_stripped)

@@ -7,7 +7,7 @@ from triptych.reply import Fed, ReplySpec
 from triptych.wire import GenerateDelta, Usage, count_usage
 from triptych_derender.checks import check_choices, check_prompt
 from triptych_derender.formats import PromptFacts, ReplyFormat
-from triptych_derender.prompts import PromptRules, PromptState, advance_prompt
+from triptych_derender.prompts import Prompt, PromptRules
 
 
 class ReplyStream:
@@ -18,14 +18,13 @@ class ReplyStream:
         spec: ReplySpec,
         rules: list[PromptRules],
         body: ReplyFormat,
-        prompts: list[list[int]],
+        prompt_ids: list[list[int]],
     ) -> None:
         self._spec = spec
         self._body = body
-        self._prompts = prompts
-        self._states = [PromptState() for _ in prompts]
-        self._rules = rules
-        self._num_open = len(prompts)
+        self._prompt_ids = prompt_ids
+        self._prompts = [Prompt(each) for each in rules]
+        self._num_open = len(prompt_ids)
         self._num_cached = 0
 
     def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed:
@@ -36,24 +35,18 @@ class ReplyStream:
         """
         self._check(prompt_index, delta)
         self._num_cached += delta.cached_tokens
-        before = self._states[prompt_index]
-        after, updates = advance_prompt(before, delta, self._rules[prompt_index])
-        self._states[prompt_index] = after
-        facts = PromptFacts(self._prompts[prompt_index], delta.prompt_logprobs)
-        first = prompt_index * self._spec.n
-        numbered = (
-            [msgspec.structs.replace(each, index=first + each.index) for each in updates]
-            if first
-            else updates
-        )
+        prompt = self._prompts[prompt_index]
+        updates = prompt.feed(delta)
+        facts = PromptFacts(self._prompt_ids[prompt_index], delta.prompt_logprobs)
+        if first := prompt_index * self._spec.n:
+            updates = [msgspec.structs.replace(each, index=first + each.index) for each in updates]
         shows_usage = self._spec.include_usage and self._spec.continuous_usage_stats
-        usage = self._usage() if shows_usage else None
-        chunks = self._body.chunks(numbered, facts, usage)
+        chunks = self._body.chunks(updates, facts, self._usage() if shows_usage else None)
         done_prompts = []
         has_end = False
         for update in updates:
             has_end = has_end or update.piece.finish_reason is not None
-        if has_end and after.is_done(self._spec.n):
+        if has_end and prompt.is_done():
             done_prompts = [prompt_index]
             self._num_open -= 1
             if self.is_done and self._spec.include_usage:
@@ -67,8 +60,8 @@ class ReplyStream:
 
     def _usage(self) -> Usage:
         return count_usage(
-            sum(len(ids) for ids in self._prompts),
-            sum(state.num_tokens() for state in self._states),
+            sum(map(len, self._prompt_ids)),
+            sum(prompt.num_tokens() for prompt in self._prompts),
             self._num_cached,
         )
 
@@ -78,12 +71,6 @@ class ReplyStream:
                 f"prompt_index is {prompt_index}, the reply has {len(self._prompts)} prompts",
                 param="prompt_index",
             )
-        for number, choice in enumerate(delta.choices):
-            if not 0 <= choice.index < self._spec.n:
-                raise InvalidRequestError(
-                    f"choices[{number}].index is {choice.index}, n is {self._spec.n}",
-                    param=f"choices[{number}].index",
-                )
-        check_choices(delta.choices)
+        check_choices(delta.choices, self._spec.n)
         if delta.prompt_logprobs is not None:
-            check_prompt(self._prompts[prompt_index], delta.prompt_logprobs)
+            check_prompt(self._prompt_ids[prompt_index], delta.prompt_logprobs)

@@ -13,7 +13,7 @@ from typing import Any
 
 from triptych.logprobs import pack_logprobs
 from triptych.wire import ChoiceDelta
-from triptych_derender.choice import ChoiceState, TextRules, advance
+from triptych_derender.choice import ChoiceState, TextRules, open_choice
 from triptych_derender.lanes import Entry
 from triptych_derender.pieces import Piece
 from triptych_derender.text_stream import shown_text
@@ -73,7 +73,7 @@ def run(table: TokenTable, case: Any) -> Piece:
         stop_reason=case["stop_reason"],
     )
     rules = TextRules(table=table, skip_special=case["skip_special_tokens"])
-    return advance(ChoiceState(), choice, rules)[1]
+    return open_choice(ChoiceState(), rules).feed(choice)
 
 
 def shown(table: TokenTable, case: Any, entry: Entry, token_id: int) -> str:

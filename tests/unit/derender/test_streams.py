@@ -186,7 +186,7 @@ def test_stream_refuses_what_is_not_part_of_the_reply() -> None:
     )
     with pytest.raises(InvalidRequestError, match="prompt_index is 1, the reply has 1 prompts"):
         reply.feed(1, delta([97]))
-    with pytest.raises(InvalidRequestError, match=r"choices\[0\].index is 1, n is 1"):
+    with pytest.raises(InvalidRequestError, match=r"choices\[0\].index is 1, it must be below 1"):
         reply.feed(0, delta([97], index=1))
     with pytest.raises(InvalidRequestError, match=r"has 1 positions, .* 2 ids"):
         reply.feed(0, delta([97, 98], logprobs=score([97])))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from triptych.logprobs import pack_logprobs
 from triptych.wire import ChoiceDelta
-from triptych_derender.choice import ChoiceState, TextRules, advance
+from triptych_derender.choice import ChoiceState, TextRules, open_choice
 from triptych_derender.pieces import Piece
 from triptych_derender.text_stream import (
     MAX_HELD_BYTES,
@@ -36,7 +36,7 @@ def run(table: TokenTable, case: Any) -> Piece:
         finish_reason=case["finish_reason"],
         stop_reason=case["stop_reason"],
     )
-    return advance(ChoiceState(), choice, rules)[1]
+    return open_choice(ChoiceState(), rules).feed(choice)
 
 
 def strings(table: TokenTable, piece: Piece, *, skip_special: bool = True) -> list[str]:
@@ -80,7 +80,7 @@ def test_stream_text_equals_vllms_at_every_recorded_split(golden: Any) -> None:
             continue  # a truncated end, invalid bytes, a kept special token or first space
         rules = TextRules(table=table, skip_special=case["skip_special_tokens"])
         for split in case["streams"]:
-            state = ChoiceState()
+            stream = open_choice(ChoiceState(), rules)
             for number, (start, end, text) in enumerate(split):
                 is_last = number == len(split) - 1
                 part = ChoiceDelta(
@@ -88,7 +88,7 @@ def test_stream_text_equals_vllms_at_every_recorded_split(golden: Any) -> None:
                     token_ids=case["token_ids"][start:end],
                     finish_reason=case["finish_reason"] if is_last else None,
                 )
-                state, piece = advance(state, part, rules)
+                piece = stream.feed(part)
                 num_compared += 1
                 assert piece.text == text, (case["name"], split)
     assert num_compared > 50
@@ -117,7 +117,7 @@ def test_pending_bytes_are_exactly_the_starts_of_characters(length: int) -> None
 )
 def test_token_strings_where_vllm_loses_characters(raws: list[bytes], expected: list[str]) -> None:
     choice = ChoiceDelta(index=0, token_ids=ids_of(*raws), finish_reason="length")
-    _, piece = advance(ChoiceState(), choice, TextRules(table=TABLE))
+    piece = open_choice(ChoiceState(), TextRules(table=TABLE)).feed(choice)
     assert strings(TABLE, piece) == expected
     assert piece.text == "".join(expected)
 
@@ -128,17 +128,17 @@ def test_character_cut_over_tokens_shows_whole_in_the_completing_token(character
     for cut in range(1, len(raw)):
         parts = [*raw[:cut], *raw[cut:]]
         choice = ChoiceDelta(index=0, token_ids=list(parts), finish_reason="length")
-        _, piece = advance(ChoiceState(), choice, TextRules(table=TABLE))
+        piece = open_choice(ChoiceState(), TextRules(table=TABLE)).feed(choice)
         assert strings(TABLE, piece) == [""] * (len(raw) - 1) + [character]
 
 
 def test_skipped_special_token_does_not_disturb_pending_bytes() -> None:
     first, second = "é".encode()
     choice = ChoiceDelta(index=0, token_ids=[first, eos_id(TABLE), second], finish_reason="length")
-    _, piece = advance(ChoiceState(), choice, TextRules(table=TABLE))
+    piece = open_choice(ChoiceState(), TextRules(table=TABLE)).feed(choice)
     assert strings(TABLE, piece) == ["", "</s>", "é"]
     assert piece.text == "é"
-    _, kept = advance(ChoiceState(), choice, TextRules(table=TABLE, skip_special=False))
+    kept = open_choice(ChoiceState(), TextRules(table=TABLE, skip_special=False)).feed(choice)
     assert kept.text == "\ufffd</s>\ufffd"
 
 
