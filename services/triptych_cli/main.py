@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from triptych.errors import SetupError
-from triptych.grpc_threads import poll_in_one_thread
+from triptych.library_environment import poll_in_one_thread, quieten_transformers
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings
@@ -136,6 +136,7 @@ def _run(name: str, args: list[str]) -> int:
         return _fail("", f"there is no command {name!r}; there are {', '.join(COMMANDS)}", status=2)
     command = COMMANDS[name]
     poll_in_one_thread()
+    quieten_transformers()
     try:
         from triptych.settings import parse_settings  # pydantic: not for the list of commands
 

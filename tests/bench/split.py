@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.client import Connection
 from support.stack import stop, wait_for
-from triptych.grpc_threads import poll_in_one_thread
+from triptych.library_environment import poll_in_one_thread
 
 CHAT = "/v1/chat/completions"
 _STREAM_TOKENS = 512

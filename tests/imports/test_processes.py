@@ -34,6 +34,22 @@ def test_process_does_not_load(module: str) -> None:
     assert loaded & FORBIDDEN[module] == set()
 
 
+def test_render_does_not_say_that_torch_is_missing() -> None:
+    script = (
+        "import importlib.util, sys; from triptych.library_environment import quieten_transformers;"
+        "find = importlib.util.find_spec;"
+        "importlib.util.find_spec = lambda name, *at: None if name == 'torch' else find(name, *at);"
+        "quieten_transformers() if sys.argv[1] == 'quiet' else None;"
+        "import triptych_render.template"
+    )
+    loud, quiet = (
+        subprocess.run([sys.executable, "-c", script, how], capture_output=True, text=True)
+        for how in ("loud", "quiet")
+    )
+    assert "PyTorch was not found" in loud.stderr  # else this test shows nothing
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+
+
 def test_derender_with_a_template_loads_no_torch() -> None:
     """It loads transformers then, but neither torch nor a tokenizer of its own."""
     script = (
