@@ -80,7 +80,7 @@ class _Session:
 class FastWorker(generate_pb2_grpc.GenerateServiceServicer):
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
-        self._rows = _rows()
+        self._rows = token_rows()
 
     async def Session(
         self, request_iterator: AsyncIterator[generate_pb2.GenerateCommands], context: _Context
@@ -137,8 +137,8 @@ class FastWorker(generate_pb2_grpc.GenerateServiceServicer):
         )
 
 
-def _rows() -> list[list[tuple[GenerateDelta, GenerateDelta]]]:
-    """Deltas by row and number of tokens: one that goes on and one that ends."""
+def token_rows() -> list[list[tuple[GenerateDelta, GenerateDelta]]]:
+    """By row and number of tokens, up to ``_MAX_TOKENS``: a delta that goes on, one that ends."""
     tokenizer = Tokenizer.from_file(str(ensure("smollm2").directory / "tokenizer.json"))
     ids = tokenizer.encode(" ".join([WORDS] * 8)).ids
     return [
@@ -166,9 +166,15 @@ async def serve(step_s: float, num_ports: int) -> int:
     """Serve as ``num_ports`` workers, each with a port of its own."""
     worker = FastWorker(step_s)
     servers = [RpcServer(["triptych.v1.GenerateService"]) for _ in range(num_ports)]
-    ports = []
     for rpc in servers:
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(worker, rpc.server)
+    return await serve_scripted(servers)
+
+
+async def serve_scripted(servers: list[RpcServer]) -> int:
+    """Serve each on a port of its own, which are printed, until SIGINT."""
+    ports = []
+    for rpc in servers:
         ports.append(rpc.bind("127.0.0.1", 0))
         await rpc.start()
     stop = asyncio.Event()

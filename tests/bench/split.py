@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.client import Connection
-from support.stack import stop, wait_for
+from support.stack import free_ports, stop, wait_for
 from triptych.library_environment import poll_in_one_thread
+from triptych.models import ensure
 
 CHAT = "/v1/chat/completions"
 _STREAM_TOKENS = 512
 _PACED_TOKENS = 250
 _PORTS = ("--http-port=0", "--grpc-port=0")
+#: The SMG gateway, where `make test-interop` has installed it.
+_SMG = Path(__file__).parents[2] / ".venv-interop" / "bin" / "smg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,21 @@ def run() -> list[str]:
         with running_gateway(has_derender=has_derender, step_ms=20) as gateway:
             cost = asyncio.run(paced_cost(gateway, 16))
             rows.append(f"| split: 16 streams of 50 tok/s, {name} | {cost:.1f} µs per token |")
-    return rows
+    return rows + _smg_rows()
+
+
+def _smg_rows() -> list[str]:
+    """What SMG takes; nothing where it is not installed."""
+    if not _SMG.exists():
+        return []
+    with running_smg(step_ms=0.25) as gateway:
+        rate = asyncio.run(stream_rate(gateway, 64))
+    with running_smg(step_ms=20) as gateway:
+        cost = asyncio.run(paced_cost(gateway, 16))
+    return [
+        f"| split: 64 streams, SMG's gateway | {rate:,.0f} tok/s per core |",
+        f"| split: 16 streams of 50 tok/s, SMG's gateway | {cost:.1f} µs per token |",
+    ]
 
 
 async def stream_rate(gateway: Gateway, at_once: int) -> float:
@@ -96,6 +113,7 @@ async def _streams(gateway: Gateway, at_once: int, num_tokens: int) -> None:
 
 def _body(max_tokens: int, *, is_stream: bool) -> bytes:
     asked = {
+        "model": "smollm2",
         "messages": [{"role": "user", "content": "Say hi."}],
         "max_tokens": max_tokens,
         "logprobs": True,
@@ -122,6 +140,20 @@ def running_gateway(*, has_derender: bool, step_ms: float) -> Iterator[Gateway]:
         yield Gateway(gateway.http, [derender.pid, gateway.pid])
 
 
+@contextlib.contextmanager
+def running_smg(*, step_ms: float) -> Iterator[Gateway]:
+    """SMG's gateway before a scripted worker of its own."""
+    with contextlib.ExitStack() as stack:
+        worker = started(stack, "bench.smg_worker", f"--step-ms={step_ms}").grpc
+        http_port, metrics_port = free_ports(2)
+        command = [str(_SMG), "launch", f"--worker-urls=grpc://{worker}"]
+        command += [f"--model-path={ensure('smollm2').directory}", "--host=127.0.0.1"]
+        command += [f"--port={http_port}", f"--prometheus-port={metrics_port}"]
+        process, log = _logged(stack, command, {})
+        wait_for(log, process, "Successfully loaded tokenizer 'smollm2'")
+        yield Gateway(f"http://127.0.0.1:{http_port}", [process.pid])
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     """A process and what it says of its addresses; "" where it has none.
@@ -141,20 +173,26 @@ def started(stack: contextlib.ExitStack, *module: str) -> Started:
     Modules that are no command of ``triptych`` get gRPC's threads as commands have them.
     """
     poll_in_one_thread()
-    log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *module],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-    stack.callback(stop, process)
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process, log = _logged(stack, [sys.executable, "-m", *module], environment)
     wait_for(log, process, "serves on")
     text = log.read_text()
     https, grpcs = (re.findall(rf"{scheme}://([\d.:]+)", text) for scheme in ("http", "grpc"))
     http, grpc = (f"http://{https[0]}" if https else ""), (grpcs[0] if grpcs else "")
     return Started(process.pid, http, grpc, ",".join(grpcs))
+
+
+def _logged(
+    stack: contextlib.ExitStack, command: list[str], environment: dict[str, str]
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """A process and its log; ``stack`` ends it."""
+    log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        )
+    stack.callback(stop, process)
+    return process, log
 
 
 def cpu_s(pid: int) -> float:
