@@ -12,36 +12,49 @@ from transformers import AutoConfig
 from bench.decoding import LABELS, Dtype, decoding
 from triptych.models import ensure
 from triptych_generate.linears import NativeLinear, PackedLinear
-from triptych_generate.native import load_kernels
+from triptych_generate.native import Kernels, load_kernels
 
 _REPEATS = 21
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Tokens per second at ``rows`` rows: of the linear layers alone, and of whole steps."""
+    """Tokens per second at ``rows`` rows: of the linear layers alone, and of whole steps.
+
+    ``torch_linears``: of the same layers as torch packs them (oneDNN).
+    """
 
     rows: int
     linears: float
+    torch_linears: float
     steps: float
 
     def row(self) -> str:
-        share = self.steps / self.linears
-        return (
-            f"| step beside its linear layers alone, {self.rows} rows "
-            f"| {self.steps:.0f} tok/s | {self.linears:.0f} tok/s | {share:.2f} |"
+        return "\n".join(
+            f"| step beside {name} alone, {self.rows} rows "
+            f"| {self.steps:.0f} tok/s | {alone:.0f} tok/s | {self.steps / alone:.2f} |"
+            for name, alone in (
+                ("its linear layers", self.linears),
+                ("torch's packed linear layers", self.torch_linears),
+            )
         )
 
 
 def bound(rows: int, dtype: Dtype) -> Bound:
-    """Both measured in turn. q, k and v count as one matrix, gate and up as one."""
-    layers, inputs = _linears(rows, getattr(torch, dtype))
+    """All measured in turn. q, k and v count as one matrix, gate and up as one."""
+    kernels = load_kernels()
+    layers, inputs = _linears(rows, getattr(torch, dtype), kernels)
+    torch_layers, _ = _linears(rows, getattr(torch, dtype), None)
     engine, _ = decoding(dtype, rows)
-    alone, whole = [], []
-    for _ in range(_REPEATS):
-        alone.append(_seconds(lambda: _run(layers, inputs)))
-        whole.append(_seconds(engine.step))
-    return Bound(rows, rows / statistics.median(alone), rows / statistics.median(whole))
+    seconds: list[tuple[float, ...]] = [
+        (
+            _seconds(lambda: _run(layers, inputs)),
+            _seconds(lambda: _run(torch_layers, inputs)),
+            _seconds(engine.step),
+        )
+        for _ in range(_REPEATS)
+    ]
+    return Bound(rows, *(rows / statistics.median(column) for column in zip(*seconds, strict=True)))
 
 
 def labels_row(dtype: Dtype) -> str:
@@ -68,20 +81,23 @@ def _run(layers: list[NativeLinear | PackedLinear], inputs: dict[int, Tensor]) -
 
 
 def _linears(
-    rows: int, dtype: torch.dtype
+    rows: int, dtype: torch.dtype, kernels: Kernels | None
 ) -> tuple[list[NativeLinear | PackedLinear], dict[int, Tensor]]:
     config = AutoConfig.from_pretrained(ensure("smollm2").directory, local_files_only=True)
     hidden, inner = config.hidden_size, config.intermediate_size
     heads = config.num_attention_heads * config.head_dim
     qkv = heads + 2 * config.num_key_value_heads * config.head_dim
     shapes = [(hidden, qkv), (heads, hidden), (hidden, 2 * inner), (inner, hidden)]
-    layers = [_packed(*shape, dtype) for _ in range(config.num_hidden_layers) for shape in shapes]
-    layers.append(_packed(hidden, config.vocab_size, dtype))
+    shapes *= config.num_hidden_layers
+    shapes.append((hidden, config.vocab_size))
+    layers = [_packed(*shape, dtype, kernels) for shape in shapes]
     padded = rows + rows % 2
     inputs = {width: torch.randn(padded, width, dtype=dtype) for width in (hidden, heads, inner)}
     return layers, inputs
 
 
-def _packed(in_features: int, out_features: int, dtype: torch.dtype) -> NativeLinear | PackedLinear:
-    weight, kernels = torch.randn(out_features, in_features, dtype=dtype), load_kernels()
+def _packed(
+    in_features: int, out_features: int, dtype: torch.dtype, kernels: Kernels | None
+) -> NativeLinear | PackedLinear:
+    weight = torch.randn(out_features, in_features, dtype=dtype)
     return NativeLinear(kernels, weight, None) if kernels else PackedLinear(weight, None)
