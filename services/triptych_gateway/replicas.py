@@ -171,16 +171,20 @@ class ReplicaSet(Generic[_LinkT]):
 
     async def _probe(self, replica: Replica[_LinkT]) -> None:
         options, clock = self._options, asyncio.get_running_loop().time
-        before, capacity, start = replica.state, replica.capacity, clock()
+        start = clock()
+        info = failure = None
         try:
             async with asyncio.timeout(min(_PROBE_TIMEOUT_S, options.hang_timeout_s / 3)):
                 info = await replica.connection.probe()
-        except (TimeoutError, DeadlineError):
-            replica.was_silent(start, clock(), hang_timeout_s=options.hang_timeout_s)
-        except TriptychError:
-            replica.refused()
-        else:
+        except (TimeoutError, TriptychError) as error:
+            failure = error
+        before, capacity = replica.state, replica.capacity  # a request may have failed meanwhile
+        if failure is None:
             replica.answered(info, clock(), stall_timeout_s=options.stall_timeout_s)
+        elif isinstance(failure, TimeoutError | DeadlineError):
+            replica.was_silent(start, clock(), hang_timeout_s=options.hang_timeout_s)
+        else:
+            replica.refused()
         if replica.capacity != capacity:
             self._ring = None
         if replica.state != before:

@@ -19,10 +19,14 @@ from support.fake_fleet import (
 )
 from triptych.errors import SetupError, UnavailableError
 from triptych.settings import parse_settings
+from triptych.wire import ModelInfo
 from triptych_gateway.addresses import resolve, split_addresses
 from triptych_gateway.replica import Lease, Replica
 from triptych_gateway.replicas import WatchOptions
 from triptych_gateway.settings import GatewaySettings
+
+#: Probes often, and takes no silence for a hang.
+PATIENT = WatchOptions(probe_every_s=0.02)
 
 
 def test_addresses_are_separated_by_commas_and_come_once() -> None:
@@ -135,6 +139,34 @@ async def test_replica_under_suspicion_is_asked_at_once() -> None:
         replica.suspect()
         assert replica.state == "suspect"
         await until_state(replicas, down=1)
+
+
+class HeldWorker(FakeWorker):
+    """One whose probes wait for the test."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
+
+    async def probe(self) -> ModelInfo:
+        self.asked.set()
+        await self.may_answer.wait()
+        return await super().probe()
+
+
+async def test_request_that_fails_during_a_probe_costs_the_replica_no_later_work() -> None:
+    worker = HeldWorker("a")
+    async with fake_workers(worker, FakeWorker("b"), options=PATIENT) as replicas:
+        replica = next(each for each in replicas.replicas if each.address == "a")
+        worker.may_answer.clear()
+        worker.asked.clear()
+        await worker.asked.wait()
+        replicas.suspect(replica)
+        assert replica not in replicas.best()
+        worker.may_answer.set()
+        await until(lambda: replica.state == "up")
+        assert replica in replicas.best()
 
 
 async def test_load_is_what_was_reported_and_what_was_begun_since() -> None:
