@@ -97,20 +97,20 @@ def panel_hops(settings: PanelSettings) -> Hops:
 
 
 def read_secret(settings: SecretSettings) -> bytes | None:
-    """The hop secret.
+    """The hop secret, without the white space around it.
 
     Raises:
         SetupError: its file cannot be read, or it is too short or no plain text.
     """
+    flag, secret = "--hop-secret-file", _read(settings.hop_secret_file)
     if settings.hop_secret is not None:
-        return settings.hop_secret.get_secret_value().encode()
-    secret = _read(settings.hop_secret_file)
+        flag, secret = "--hop-secret", settings.hop_secret.get_secret_value().encode()
     if secret is None:
         return None
     secret = secret.strip()
     if len(secret) < _MIN_SECRET or not secret.isascii() or not secret.decode().isprintable():
         raise SetupError(
-            f"--hop-secret-file: the secret has {len(secret)} bytes; it must be at least "
+            f"{flag}: the secret has {len(secret)} bytes; it must be at least "
             f"{_MIN_SECRET} printable characters of ASCII"
         )
     return secret

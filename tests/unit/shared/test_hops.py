@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -192,6 +193,18 @@ def test_wrong_files_are_setup_errors(
 
 def test_secret_comes_from_a_file_or_a_setting(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(SECRET + b"\n")
-    for given in ({"hop_secret_file": tmp_path / "secret"}, {"hop_secret": SECRET.decode()}):
-        assert panel_hops(PanelSettings.model_validate(given)) == Hops(secret=SECRET)
+    given: list[dict[str, Any]] = [
+        {"hop_secret_file": tmp_path / "secret"},
+        {"hop_secret": SECRET.decode()},
+        {"hop_secret": f"{SECRET.decode()}\n"},  # as a variable made of the file has it
+    ]
+    for each in given:
+        assert panel_hops(PanelSettings.model_validate(each)) == Hops(secret=SECRET)
     assert panel_hops(PanelSettings()) == NO_HOPS
+
+
+@pytest.mark.parametrize("secret", ["geheim-für-panels", "s3cret-of-15-ab\n  ", "s3cret\x00" * 4])
+def test_secret_that_no_header_carries_is_a_setup_error(secret: str) -> None:
+    with pytest.raises(SetupError, match="--hop-secret: ") as error:
+        panel_hops(PanelSettings.model_validate({"hop_secret": secret}))
+    assert "s3cret" not in str(error.value)
