@@ -68,7 +68,7 @@ def read_keys(settings: AdmissionSettings) -> KeySource | None:
     """Who may ask; None: everyone.
 
     Raises:
-        SetupError: the file of keys cannot be read, or limits have no keys.
+        SetupError: the file of keys cannot be read, the key is empty, or limits have no keys.
     """
     limits = RateLimits(settings.requests_per_minute, settings.tokens_per_minute)
     if settings.api_keys_file is not None:
@@ -76,7 +76,10 @@ def read_keys(settings: AdmissionSettings) -> KeySource | None:
             raise SetupError("--api-key and --api-keys-file: give one of them")
         return KeysFile(settings.api_keys_file, limits)
     if settings.api_key is not None:
-        return Keys({settings.api_key.get_secret_value(): make_key("default", limits)})
+        given = settings.api_key.get_secret_value().strip()  # a bearer token has no space around it
+        if not given:
+            raise SetupError("--api-key: there is only white space")
+        return Keys({given: make_key("default", limits)})
     if limits != RateLimits():
         raise SetupError("limits a minute are those of a key: they need --api-key or a file")
     return None

@@ -5,10 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from triptych.errors import SetupError, UnauthenticatedError
 from triptych.settings import parse_settings
 from triptych_gateway import keys
+from triptych_gateway.__main__ import read_keys
 from triptych_gateway.keys import ApiKey, KeysFile, RateLimits, parse_keys
 from triptych_gateway.settings import GatewaySettings
 
@@ -63,6 +65,15 @@ def test_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_GATEWAY_API_KEY", "")
     with pytest.raises(SetupError, match=r"^TRIPTYCH_GATEWAY_API_KEY: .*at least 1"):
         parse_settings(GatewaySettings, [])
+
+
+def test_line_end_of_a_key_from_a_variable_is_no_part_of_it() -> None:
+    """A Kubernetes Secret made of a file has it."""
+    source = read_keys(GatewaySettings(api_key=SecretStr("s3cret\n")))
+    assert source is not None
+    assert source.find("s3cret").name == "default"
+    with pytest.raises(SetupError, match="--api-key: "):
+        read_keys(GatewaySettings(api_key=SecretStr(" \n")))
 
 
 def test_missing_file_is_a_setup_error(tmp_path: Path) -> None:
