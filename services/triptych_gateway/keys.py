@@ -131,7 +131,7 @@ class KeysFile:
 
     def _read(self) -> str:
         try:
-            return self._path.read_text()
+            return self._path.read_text("utf-8-sig")
         except OSError as error:
             raise SetupError(f"cannot read {self._path}: {error.strerror}") from error
         except UnicodeDecodeError as error:

@@ -76,6 +76,14 @@ def test_line_end_of_a_key_from_a_variable_is_no_part_of_it() -> None:
         read_keys(GatewaySettings(api_key=SecretStr(" \n")))
 
 
+def test_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    """Editors on Windows write it, and line ends of two characters."""
+    path = tmp_path / "keys"
+    path.write_bytes("\ufeffone alice\r\ntwo bob\r\n".encode())
+    source = KeysFile(path, NONE)
+    assert [source.find(given).name for given in ("one", "two")] == ["alice", "bob"]
+
+
 def test_missing_file_is_a_setup_error(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="No such file"):
         KeysFile(tmp_path / "keys", NONE)
