@@ -38,7 +38,10 @@ async def resolve(address: str) -> list[str]:
     if _is_literal(host) or scheme == "https://":
         return [address]
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # an empty label, or one of more than 63 letters
+        raise OSError(f"{host} is no host name") from error
     numbers = {family: set[str]() for family in (socket.AF_INET, socket.AF_INET6)}
     for family, _, _, _, endpoint in found:
         if family in numbers:

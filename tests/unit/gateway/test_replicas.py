@@ -71,9 +71,10 @@ async def test_literals_stand_for_themselves_and_names_for_one_family() -> None:
     assert await resolve("localhost:5") in (["127.0.0.1:5"], ["[::1]:5"])
 
 
-async def test_name_that_does_not_exist_raises() -> None:
+@pytest.mark.parametrize("name", ["no-such-name.invalid", "generate..svc", "x" * 64])
+async def test_name_that_does_not_exist_raises(name: str) -> None:
     with pytest.raises(OSError):  # noqa: PT011  # its text is the resolver's
-        await resolve("no-such-name.invalid:5")
+        await resolve(f"{name}:5")
 
 
 async def test_replicas_come_and_go_with_their_addresses() -> None:
