@@ -50,7 +50,7 @@ class Ticket:
         self._key = key
         self._gate = gate
         self._num_held = 0
-        name = NO_KEY if key is None else key.name
+        name = _name(key)
         self._prompt_count = gate.metrics.tokens_of(name, "prompt")
         self._output_count = gate.metrics.tokens_of(name, "output")
         self.came_at = time.perf_counter()
@@ -142,21 +142,24 @@ class Gate:
                 f"{self.requests:,} requests are in work, limit is {self._room.requests:,}",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        if key is None:
-            return
-        ticket.show_limits()
-        _check(key.requests, "requests")
-        _check(key.tokens, "tokens")
-        if key.requests is not None:
-            key.requests.take(1)
-        self.metrics.request_admitted(key.name)
-        ticket.show_limits()
+        if key is not None:
+            ticket.show_limits()
+            _check(key.requests, "requests")
+            _check(key.tokens, "tokens")
+            if key.requests is not None:
+                key.requests.take(1)
+            ticket.show_limits()
+        self.metrics.request_admitted(_name(key))
 
 
 def ticket_of(request: Request) -> Ticket:
     """The ticket that the gate gave to ``request``."""
     ticket: Ticket = request.scope["triptych.ticket"]
     return ticket
+
+
+def _name(key: ApiKey | None) -> str:
+    return NO_KEY if key is None else key.name
 
 
 def _check(bucket: Bucket | None, of: str) -> None:

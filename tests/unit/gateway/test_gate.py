@@ -153,6 +153,16 @@ async def test_tokens_of_a_key_are_those_of_prompts_and_outputs() -> None:
     assert now['key_requests_total{key="alice"}'] == 2
 
 
+async def test_requests_without_a_key_are_counted_too() -> None:
+    script = Held()
+    script.may_end.set()
+    async with client_of(script) as client:
+        await ask(client, [1, 2])
+        now = await held(client)
+    assert now['key_requests_total{key="none"}'] == 1
+    assert now['key_tokens_total{key="none",kind="prompt"}'] == 2
+
+
 async def test_times_of_hops_and_tokens_are_measured() -> None:
     script = Held()
     script.may_end.set()
