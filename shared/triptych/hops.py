@@ -1,6 +1,7 @@
 """How the two ends of a hop know each other: a shared secret, certificates, both, or neither."""
 
 import hmac
+import ssl
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -120,7 +121,8 @@ def read_tls(settings: TlsSettings) -> Tls | None:
     """The certificates, after a look at each file.
 
     Raises:
-        SetupError: a file cannot be read, or there is a certificate without a key.
+        SetupError: a file cannot be read or is none of its kind, or there is a certificate without
+            its key.
     """
     paths = (settings.tls_cert, settings.tls_key, settings.tls_ca)
     if not any(paths):
@@ -129,7 +131,9 @@ def read_tls(settings: TlsSettings) -> Tls | None:
         raise SetupError("--tls-cert and --tls-key belong together")
     for path in paths:
         _read(path)
-    return Tls(*paths)
+    tls = Tls(*paths)
+    _check_pem(tls)
+    return tls
 
 
 def authorization(scope: Scope) -> str:
@@ -141,6 +145,24 @@ def bearer(authorization: str) -> str:
     """The token of a bearer header, empty for other schemes."""
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _check_pem(tls: Tls) -> None:
+    """Look into files that gRPC takes unseen, to refuse every connection later without a word."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        if tls.cert is not None:
+            context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
+    except ssl.SSLError as error:
+        raise SetupError(
+            f"--tls-cert and --tls-key: {tls.cert} is no certificate in PEM, or {tls.key} is not "
+            f"its key without a passphrase"
+        ) from error
+    try:
+        if tls.ca is not None:
+            context.load_verify_locations(tls.ca)
+    except ssl.SSLError as error:
+        raise SetupError(f"--tls-ca: {tls.ca} has no certificate in PEM") from error
 
 
 def _find(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:

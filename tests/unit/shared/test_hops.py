@@ -177,7 +177,8 @@ async def test_json_door_of_mutual_tls_needs_the_secret_and_no_certificate(
         ({"hop_secret_file": "short"}, "has 5 bytes"),
         ({"hop_secret_file": "missing"}, "No such file"),
         ({"tls_cert": "short"}, "belong together"),
-        ({"tls_ca": "short"}, "needs --tls-cert"),
+        ({"tls_ca": "short"}, "--tls-ca: .*short has no certificate"),
+        ({"tls_cert": "short", "tls_key": "short"}, "--tls-cert and --tls-key: "),
         ({"tls_cert": "short", "tls_key": "missing"}, "No such file"),
     ],
 )
@@ -189,6 +190,18 @@ def test_wrong_files_are_setup_errors(
     with pytest.raises(SetupError, match=message) as error:
         panel_hops(PanelSettings.model_validate(paths))
     assert "12345" not in str(error.value)
+
+
+def test_panel_without_a_certificate_or_with_another_key_does_not_start(
+    certificates: Certificates,
+) -> None:
+    ours, other = certificates.panel, certificates.gateway
+    with pytest.raises(SetupError, match="needs --tls-cert"):
+        panel_hops(PanelSettings(tls_ca=ours.ca))
+    with pytest.raises(SetupError, match="is not its key "):
+        panel_hops(PanelSettings(tls_cert=ours.cert, tls_key=other.key))
+    given = PanelSettings(tls_cert=ours.cert, tls_key=ours.key, tls_ca=ours.ca)
+    assert panel_hops(given).tls == ours
 
 
 def test_secret_comes_from_a_file_or_a_setting(tmp_path: Path) -> None:
