@@ -4,12 +4,12 @@
 set -eu
 folder=${1:?usage: deploy/make-secrets.sh FOLDER}
 mkdir -p "$folder"
-chmod 700 "$folder"
 cd "$folder"
 if [ -n "$(ls -A)" ]; then
     echo "$folder is not empty: it may hold the secrets of a fleet" >&2
     exit 1
 fi
+chmod 700 .
 
 random() {
     openssl rand -hex 24

@@ -40,12 +40,14 @@ def compose_settings(
 def test_secrets_are_written_into_an_empty_folder_alone(tmp_path: Path) -> None:
     """Also where the authority's key was taken away, as it should be, to a safer place."""
     (tmp_path / "api-keys").write_text("sk-one first\n")
+    tmp_path.chmod(0o755)
     command = ["sh", str(DEPLOY / "make-secrets.sh"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "is not empty" in done.stderr
     assert (tmp_path / "api-keys").read_text() == "sk-one first\n"
     assert len(list(tmp_path.iterdir())) == 1
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
 # --- the Dockerfile
