@@ -24,7 +24,7 @@ from triptych.errors import (
 )
 from triptych.logs import ms
 from triptych.metrics import Metrics
-from triptych.request_ids import HEADER, accept_request_id
+from triptych.request_ids import HEADER, MAX_GIVEN, accept_request_id
 
 if TYPE_CHECKING:
     from fastapi.routing import APIRoute
@@ -83,7 +83,8 @@ class RequestEdge:
             await self._inner(scope, receive, send)
             return
         scope["app"] = self._app
-        request_id = scope["triptych.request_id"] = accept_request_id(_header(scope, HEADER))
+        request_id = accept_request_id(_header(scope, HEADER), max_len=MAX_GIVEN)
+        scope["triptych.request_id"] = request_id
         notes: dict[str, Any] = {}
         scope["triptych.notes"] = notes
         scope["triptych.headers"] = {HEADER: request_id}

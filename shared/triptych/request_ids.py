@@ -4,7 +4,10 @@ import re
 import secrets
 
 HEADER = "x-request-id"
-_SANE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+#: Characters of an id that a caller over HTTP may give. Hops carry it with a prefix and a number.
+MAX_GIVEN = 128
+_MAX_CARRIED = MAX_GIVEN + 32
+_SANE = re.compile(r"[A-Za-z0-9._:/+=-]+")
 
 
 def new_request_id() -> str:
@@ -17,6 +20,11 @@ def prefixed_id(prefix: str, request_id: str | None) -> str:
     return base if base.startswith(prefix) else prefix + base
 
 
-def accept_request_id(given: str | None) -> str:
+def accept_request_id(given: str | None, *, max_len: int = _MAX_CARRIED) -> str:
     """``given`` if it is short and plain enough for logs and headers, else a new id."""
-    return given if given and _SANE.fullmatch(given) else new_request_id()
+    return given if given and is_sane(given, max_len=max_len) else new_request_id()
+
+
+def is_sane(given: str, *, max_len: int = _MAX_CARRIED) -> bool:
+    """Short and plain enough for logs and headers."""
+    return len(given) <= max_len and _SANE.fullmatch(given) is not None

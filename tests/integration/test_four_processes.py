@@ -108,7 +108,7 @@ def test_links_over_grpc_answer_as_links_in_process(
 ) -> None:
     asked = {**body, "stream": is_stream}
     answers = [
-        httpx.post(base + path, json=asked, headers={"x-request-id": "same"}, timeout=60)
+        httpx.post(base + path, json=asked, headers={"x-request-id": "same" * 32}, timeout=60)
         for base in (gateway, stack.gateway)
     ]
     assert [answer.status_code for answer in answers] == [200, 200]
