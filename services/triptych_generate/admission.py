@@ -18,14 +18,14 @@ def make_sequences(
 ) -> list[Sequence]:
     """One sequence per choice. A request without a seed gets a random one here.
 
-    Only choice 0 scores the prompt, and not when it is resumed: its scores were sent with its first
-    output at the latest.
+    Only choice 0 scores the prompt, and the others wait for it. It does not when it is resumed: its
+    scores were sent with its first output at the latest.
     """
     params = request.sampling_params
     prompt_len = request.prompt_len
     most = max_model_len if params.max_tokens is None else prompt_len + params.max_tokens
     seed = secrets.randbits(63) if params.seed is None else params.seed
-    return [
+    sequences = [
         Sequence(
             request_key=request_key,
             choice_index=choice_index,
@@ -45,6 +45,10 @@ def make_sequences(
         )
         for choice_index in range(request.choice_index, request.choice_index + params.n)
     ]
+    if sequences[0].scores_prompt:
+        for sequence in sequences[1:]:
+            sequence.scorer = sequences[0]
+    return sequences
 
 
 def end_at_cut(sequence: Sequence) -> ChoiceDelta | None:

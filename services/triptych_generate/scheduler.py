@@ -200,6 +200,8 @@ class Scheduler:
         blocked = step.blocked
         if not step.admits or (blocked is not None and blocked.priority != sequence.priority):
             return False
+        if sequence.awaits_scores:
+            return False
         hit = self.prefixes.find(sequence)
         awaited = self.prefixes.awaited(hit)
         if awaited is not None and awaited.priority <= sequence.priority:

@@ -44,6 +44,7 @@ class Sequence:
         num_expected: tokens that were cached when the sequence began to wait; 0 once it runs.
         num_overtaken: how many sequences began while this one waited for blocks.
         constraint: follows the output through the request's grammar; None where there is none.
+        scorer: the choice that scores their prompt, which comes first; None: not another one.
     """
 
     request_key: int
@@ -69,6 +70,7 @@ class Sequence:
     num_expected: int = 0
     num_overtaken: int = 0
     constraint: TokenConstraint | None = None
+    scorer: "Sequence | None" = None
 
     def __post_init__(self) -> None:
         self.order = (self.priority, self.request_key, self.choice_index)
@@ -77,6 +79,11 @@ class Sequence:
     def num_scored(self) -> int:
         """Leading tokens whose prompt logprobs are made (the first has none)."""
         return len(self.prompt_scores) + 1
+
+    @property
+    def awaits_scores(self) -> bool:
+        """Its first output would leave before the prompt's scores, which come with the first."""
+        return self.scorer is not None and self.scorer.num_scored < self.prompt_len
 
     @property
     def num_output(self) -> int:

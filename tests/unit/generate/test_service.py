@@ -133,6 +133,20 @@ async def test_prompt_logprobs_come_once_with_the_first_delta(llama: Path) -> No
     assert single.prompt_logprobs.counts == [0]
 
 
+@pytest.mark.parametrize("max_tokens", [0, 2])
+async def test_prompt_logprobs_come_first_where_only_choice_0_has_to_compute(
+    max_tokens: int, llama: Path
+) -> None:
+    prompt = [*PROMPT] * 20
+    async with running_service(llama, max_step_tokens=32, max_num_sequences=4) as service:
+        await answer(service, ask(prompt, max_tokens=1))  # cached without scores
+        given = await answer(service, ask(prompt, n=3, max_tokens=max_tokens, prompt_logprobs=0))
+    assert [d.prompt_logprobs is not None for d in given.deltas] == [True] + [False] * (
+        len(given.deltas) - 1
+    )
+    assert [len(choice.token_ids) for choice in given.choices] == [max_tokens] * 3
+
+
 async def test_no_logprobs_are_sent_unasked(llama: Path) -> None:
     async with running_service(llama) as service:
         given = await answer(service, ask(PROMPT, max_tokens=3))
