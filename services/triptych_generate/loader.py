@@ -60,7 +60,7 @@ def load_model(options: EngineOptions) -> LoadedModel:
         dtype=dtype,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
-        eos_token_ids=_eos_token_ids(options.model_dir),
+        eos_token_ids=_eos_token_ids(options.model_dir, config.vocab_size),
         kernels=kernels_for(device, dtype) if options.use_kernels else None,
     )
 
@@ -104,11 +104,15 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _eos_token_ids(model_dir: Path) -> frozenset[int]:
-    """From generation_config.json, else from config.json; none is possible."""
+def _eos_token_ids(model_dir: Path, vocab_size: int) -> frozenset[int]:
+    """From generation_config.json, else from config.json; none is possible.
+
+    An id that has no logit, such as -1 for "none", is never sampled, and must not be masked either.
+    """
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
         eos = json.loads(path.read_bytes()).get("eos_token_id") if path.is_file() else None
         if eos is not None:
-            return frozenset(eos if isinstance(eos, list) else [eos])
+            ids = eos if isinstance(eos, list) else [eos]
+            return frozenset(token_id for token_id in ids if 0 <= token_id < vocab_size)
     return frozenset()

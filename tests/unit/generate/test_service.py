@@ -60,6 +60,20 @@ async def test_eos_from_generation_config_ends_without_a_stop_reason(
     assert ignored.choices[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("eos", [-1, VOCAB_SIZE])
+async def test_eos_that_has_no_logit_masks_nothing_under_min_tokens(
+    eos: int, tmp_path: Path
+) -> None:
+    model_dir = make_tiny_model("llama", tmp_path, eos_token_id=eos)
+    last = VOCAB_SIZE - 1
+    async with running_service(model_dir) as service:
+        given = await answer(
+            service, ask(PROMPT, max_tokens=2, min_tokens=1, logit_bias={last: 100.0})
+        )
+        assert service.eos_token_ids == frozenset()
+    assert given.token_ids == [last, last]
+
+
 async def test_min_tokens_masks_eos_and_stop_tokens(llama: Path) -> None:
     stop, plain, ids = (await _greedy(llama, 1))[0], plain_model(llama), list(PROMPT)
     with torch.inference_mode():
