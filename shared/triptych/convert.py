@@ -71,10 +71,10 @@ def sampling_to_proto(params: SamplingParams) -> generate_pb2.SamplingParams:
     present: dict[str, Any] = {
         name: value for name in _SCALARS if (value := getattr(params, name)) is not None
     }
-    for name in _ID_LISTS:
-        if (ids := getattr(params, name)) is not None:
-            present[name] = _token_ids(ids)
     try:
+        for name in _ID_LISTS:
+            if (ids := getattr(params, name)) is not None:
+                present[name] = _token_ids(ids)
         return generate_pb2.SamplingParams(
             **present,
             ignore_eos=params.ignore_eos,
@@ -118,17 +118,21 @@ def request_to_proto(request: GenerateRequest) -> generate_pb2.GenerateRequest:
         InvalidRequestError: a token id or parameter outside its wire type.
     """
     _check_uint(request.token_ids)
-    return generate_pb2.GenerateRequest(
-        token_ids=request.token_ids,
-        sampling_params=sampling_to_proto(request.sampling_params),
-        request_id=request.request_id or "",
-        model=request.model or "",
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-        resume_from=request.resume_from,
-        choice_index=request.choice_index,
-        tokenizer_fingerprint=request.tokenizer_fingerprint or "",
-    )
+    sampling_params = sampling_to_proto(request.sampling_params)
+    try:
+        return generate_pb2.GenerateRequest(
+            token_ids=request.token_ids,
+            sampling_params=sampling_params,
+            request_id=request.request_id or "",
+            model=request.model or "",
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            resume_from=request.resume_from,
+            choice_index=request.choice_index,
+            tokenizer_fingerprint=request.tokenizer_fingerprint or "",
+        )
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"the request has no place on the wire: {error}") from error
 
 
 def request_from_proto(message: generate_pb2.GenerateRequest) -> GenerateRequest:

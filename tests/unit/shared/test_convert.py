@@ -1,5 +1,7 @@
 """Structs survive the way through protobuf, whatever they hold."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -196,6 +198,24 @@ def test_token_ids_outside_their_wire_type_are_refused(bad: int) -> None:
     request = GenerateRequest(token_ids=[1, bad], sampling_params=SamplingParams())
     with pytest.raises(InvalidRequestError, match=rf"token_ids\[1\] is {bad}"):
         convert.request_to_proto(request)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"priority": 2**31}, {"resume_from": -1}, {"choice_index": -1}, {"cache_salt": "\ud800"}],
+)
+def test_fields_outside_their_wire_type_are_refused(field: dict[str, Any]) -> None:
+    request = GenerateRequest(token_ids=[1], sampling_params=SamplingParams(), **field)
+    with pytest.raises(InvalidRequestError, match="the request has no place on the wire"):
+        convert.request_to_proto(request)
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "logprob_token_ids", "stop_token_ids"])
+def test_id_lists_outside_their_wire_type_are_refused(name: str) -> None:
+    ids: dict[str, Any] = {name: [-1]}
+    with pytest.raises(InvalidRequestError, match="out of range") as caught:
+        convert.sampling_to_proto(SamplingParams(**ids))
+    assert caught.value.param == "sampling_params"
 
 
 def test_text_parameters_have_no_place_on_the_generate_wire() -> None:
