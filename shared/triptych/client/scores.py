@@ -10,7 +10,7 @@ from triptych.client import calls
 from triptych.client.calls import Call, Plan, reader
 from triptych.client.fields import OnePrompt
 from triptych.client.replies import Completion, CompletionChoice, PromptLogprob
-from triptych.errors import InternalError
+from triptych.errors import InternalError, InvalidRequestError
 from triptych.logprobs import Candidate, Logprobs
 
 #: A larger mean would not fit a float as perplexity.
@@ -105,8 +105,13 @@ def score_labels(prompt: OnePrompt, labels: Sequence[OnePrompt]) -> Plan[list[La
 
     Texts of labels are encoded on their own: one that begins a word begins with its space. Labels
     of one token each need no more than one position of the model; others are scored as prompts.
+
+    Raises:
+        InvalidRequestError: the prompt has no tokens, and a label's first then no logprob.
     """
     prompt_ids = yield from _ids_of(prompt, add_special_tokens=True)
+    if not prompt_ids:
+        raise InvalidRequestError("prompt has no tokens; at least 1 is needed", param="prompt")
     ids = yield from _ids_of_each(labels)
     if all(len(each) == 1 for each in ids):
         found = yield _next_token(prompt_ids, [each[0] for each in ids])
