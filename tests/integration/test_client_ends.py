@@ -195,7 +195,10 @@ async def test_busy_worker_is_asked_again_over_grpc(kind: str, error: type[Tript
             await asyncio.to_thread(
                 ask_generate, kind, target, lambda c: c.generate(REQUEST), retries=Retries(limit=1)
             )
-    assert len(generate.requests) == 5
+        assert len(generate.requests) == 5
+        generate.num_failures = 2
+        info = await asyncio.to_thread(ask_generate, kind, target, lambda c: c.info())
+    assert (info.model, generate.num_failures) == ("scripted", 0)
 
 
 @pytest.mark.parametrize("kind", HTTP)
@@ -244,6 +247,15 @@ class FailingGenerate(ScriptedGenerate):
         async with RpcEdge(context, Drain()):
             async for delta in super().Generate(request, context):
                 yield delta
+
+    async def GetInfo(
+        self, request: generate_pb2.GetInfoRequest, context: Any
+    ) -> generate_pb2.GetInfoResponse:
+        async with RpcEdge(context, Drain()):
+            if self.num_failures:
+                self.num_failures -= 1
+                raise self._error
+            return await super().GetInfo(request, context)
 
     def _delta(self, asked: GenerateRequest, position: int) -> GenerateDelta:
         if self.num_failures and position == self._at_token:

@@ -1,7 +1,7 @@
 """``GenerateClient``: generate over gRPC, blocking. Token ids in, token ids and logprobs out."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import grpc
@@ -77,22 +77,16 @@ class GenerateClient(Closing):
         return score_of_answer(self.generate(score_request(token_ids, top)))
 
     def info(self) -> ModelInfo:
-        with RpcFailures(self._name):
-            return info_from_proto(
-                self._stub.GetInfo(generate_pb2.GetInfoRequest(), **self._options())
-            )
+        return info_from_proto(self._call(self._stub.GetInfo, generate_pb2.GetInfoRequest()))
 
     def abort(self, request_ids: Sequence[str]) -> list[str]:
         """End what runs under these ids, which is returned; streams finish with ``abort``."""
         message = generate_pb2.AbortRequest(request_ids=request_ids)
-        with RpcFailures(self._name):
-            answer = self._stub.Abort(message, **self._options())
-            return list(answer.aborted)
+        return list(self._call(self._stub.Abort, message).aborted)
 
     def put_vocabulary(self, vocabulary: Vocabulary) -> None:
         """What the ids of a tokenizer mean: needed once, before structured outputs."""
-        with RpcFailures(self._name):
-            self._stub.PutVocabulary(vocabulary_to_proto(vocabulary), **self._options())
+        self._call(self._stub.PutVocabulary, vocabulary_to_proto(vocabulary))
 
     def close(self) -> None:
         self._channel.close()
@@ -116,24 +110,17 @@ class GenerateClient(Closing):
                 call.cancel()
             time.sleep(wait_s)
 
+    def _call(self, method: Callable[..., Any], message: Any) -> Any:
+        attempts = self._retries.begin()
+        while True:
+            try:
+                return method(message, **self._options())
+            except grpc.RpcError as error:
+                wait_s = attempts.wait_s(from_rpc_error(error, self._name))
+            time.sleep(wait_s)
+
     def _options(self) -> dict[str, Any]:
         return {"timeout": self._timeout_s, "metadata": self._metadata}
-
-
-class RpcFailures:
-    """``with RpcFailures(target):`` raises a failed call as the server's own error."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        if isinstance(error, grpc.RpcError):
-            raise from_rpc_error(error, self._target) from error
 
 
 def bearer_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,7 @@
 """``AsyncGenerateClient``: ``GenerateClient`` for asyncio. Methods and errors are the same."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -11,7 +11,6 @@ from triptych.client.closing import AsyncClosing
 from triptych.client.retries import DEFAULT_RETRIES, Retries
 from triptych.client.rpc import (
     OPTIONS,
-    RpcFailures,
     bearer_metadata,
     score_of_answer,
     score_request,
@@ -60,20 +59,14 @@ class AsyncGenerateClient(AsyncClosing):
         return score_of_answer(await self.generate(score_request(token_ids, top)))
 
     async def info(self) -> ModelInfo:
-        with RpcFailures(self._name):
-            return info_from_proto(
-                await self._stub.GetInfo(generate_pb2.GetInfoRequest(), **self._options())
-            )
+        return info_from_proto(await self._call(self._stub.GetInfo, generate_pb2.GetInfoRequest()))
 
     async def abort(self, request_ids: Sequence[str]) -> list[str]:
         message = generate_pb2.AbortRequest(request_ids=request_ids)
-        with RpcFailures(self._name):
-            answer = await self._stub.Abort(message, **self._options())
-            return list(answer.aborted)
+        return list((await self._call(self._stub.Abort, message)).aborted)
 
     async def put_vocabulary(self, vocabulary: Vocabulary) -> None:
-        with RpcFailures(self._name):
-            await self._stub.PutVocabulary(vocabulary_to_proto(vocabulary), **self._options())
+        await self._call(self._stub.PutVocabulary, vocabulary_to_proto(vocabulary))
 
     async def aclose(self) -> None:
         await self._channel.close(None)
@@ -99,6 +92,15 @@ class AsyncGenerateClient(AsyncClosing):
                 raise ClientGoneError(f"{self._name}: the client was closed") from error
             finally:
                 call.cancel()
+            await asyncio.sleep(wait_s)
+
+    async def _call(self, method: Callable[..., Any], message: Any) -> Any:
+        attempts = self._retries.begin()
+        while True:
+            try:
+                return await method(message, **self._options())
+            except grpc.aio.AioRpcError as error:
+                wait_s = attempts.wait_s(from_rpc_error(error, self._name))
             await asyncio.sleep(wait_s)
 
     def _options(self) -> dict[str, Any]:
