@@ -146,7 +146,8 @@ FIELDS: Mapping[str, str] = {
     "index": "The choice's number.",
     "CalledTool.index": "The call's number, in chunks.",
     "finish_reason": "What ended it; null: it goes on.",
-    "stop_reason": "The stop string or the id of the stop token that ended it; null: EOS, length.",
+    "stop_reason": "The stop string or the id of the stop token that ended it; grammar: a complete "
+    "structured output, without a stop token; null: EOS, length.",
     "created": "Seconds since 1970, UTC.",
     "object": "The kind of object.",
     "usage": "Tokens of prompts and outputs.",

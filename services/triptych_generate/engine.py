@@ -251,7 +251,12 @@ class Engine:
         if outcome.error is not None:
             self._fail(sequence, outcome.error, updates)
         if outcome.is_end:
-            end = ChoiceDelta(index=sequence.choice_index, token_ids=[], finish_reason="stop")
+            end = ChoiceDelta(
+                index=sequence.choice_index,
+                token_ids=[],
+                finish_reason="stop",
+                stop_reason="grammar",
+            )
             _update_of(sequence, updates).choices.append(end)
             self._retire(sequence)
             return

@@ -142,7 +142,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one sequence gained since the last message; ``finish_reason`` ends the sequence.
 
     ``stop_reason``: the id of the stop token that ended it, None for EOS and otherwise. A str
-    comes only from other engines' JSON, which match stop strings themselves.
+    tells that the last token is no stop token: ``grammar``, where a structured output ended without
+    one, or a stop string that another engine matched itself.
     """
 
     index: int

@@ -62,6 +62,20 @@ def test_stream_equals_the_whole_answer(client: openai.OpenAI) -> None:
     assert entries == whole.logprobs.content
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_output_that_ends_without_a_stop_token_is_whole(
+    client: openai.OpenAI, is_stream: bool
+) -> None:
+    outputs = {"structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": True}
+    fields = {"extra_body": outputs, "temperature": 0, "stream": is_stream}
+    answer = chat(client, **fields)
+    if is_stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    else:
+        text = answer.choices[0].message.content
+    assert text in {"yes", "no"}
+
+
 def test_client_parses_the_answer_into_its_own_model(client: openai.OpenAI) -> None:
     class Answer(BaseModel):
         is_true: bool

@@ -474,7 +474,7 @@ class ChoiceDelta(_message.Message):
     stop_token_id: _builtins.int
     """the stop token that ended it"""
     stop_string: _builtins.str
-    """only from engines that match text themselves"""
+    """"grammar" (no stop token), or an engine that matches text"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """new since the last message"""

@@ -226,7 +226,7 @@ async def test_complete_output_ends_where_no_end_token_can_be_sampled(
     (choice,) = given.choices
     assert re.fullmatch("[0-9]{3}", text_of(choice.token_ids))
     assert EOS_ID not in choice.token_ids
-    assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", "grammar")
     assert len(given.logprobs.counts) == len(choice.token_ids)
 
 
