@@ -27,7 +27,7 @@ _MAX_SPACES = 256
 
 
 class Splitter:
-    """One delta's work, on a copy of the state."""
+    """Goes on from ``state``, which it leaves as it is."""
 
     def __init__(
         self, state: SplitState, rules: SplitRules, queue: TokenQueue, placement: Placement

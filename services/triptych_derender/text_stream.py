@@ -13,8 +13,8 @@ from triptych_derender.token_table import TokenTable
 #: complete character once it is longer than this.
 MAX_HELD_BYTES = 128
 
-# First continuation byte allowed after a lead byte, where it is not 80..BF (Unicode, table 3-7).
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# First continuation byte allowed after a lead byte, where it is not 80..BF (Unicode, table 3-7).
 _SECOND_BYTE = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}
 
 

@@ -8,7 +8,7 @@ from triptych_derender.token_table import TokenTable
 
 
 class TokenQueue:
-    """The queue during one delta; ``data`` is ``lead`` and then the bytes of its tokens.
+    """The queue; ``data`` is ``lead`` and then the bytes of its tokens.
 
     Args:
         table: bytes of every token id.
