@@ -171,7 +171,9 @@ def _check_counts(params: SamplingParams, limits: Limits) -> None:
         most = limits.max_logprobs
         if name == "logprobs":
             most = max(most, num_allowed)
-        if (limits.vocab_size if asked == -1 else asked) > most:
+        if asked == -1 and limits.vocab_size > most:
+            _refuse(name, f"-1, the whole vocabulary of {limits.vocab_size:,}", f"at most {most}")
+        if asked > most:
             _refuse(name, asked, f"at most {most}")
 
 

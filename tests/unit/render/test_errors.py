@@ -106,7 +106,11 @@ def test_a_body_that_is_no_object_is_refused(renderer: Renderer, body: bytes, sa
             "top_logprobs is 21; it must be at most 20",
         ),
         (_chat(logprobs=True, top_logprobs=-2), "top_logprobs", "top_logprobs is -2"),
-        (_chat(logprobs=True, top_logprobs=-1), "top_logprobs", "top_logprobs is -1"),
+        (
+            _chat(logprobs=True, top_logprobs=-1),
+            "top_logprobs",
+            "top_logprobs is -1, the whole vocabulary of 261; it must be at most 20",
+        ),
         (_chat(prompt_logprobs=21), "prompt_logprobs", "prompt_logprobs is 21"),
         (_chat(stop=5), "stop", "got 5"),
         (_chat(stop=["a", 5]), "stop[1]", "got 5"),
