@@ -32,7 +32,7 @@ class CompletionRequest(SharedFields):
 
     prompt: Prompt
     echo: bool = False
-    logprobs: bool | Int32 | None = None
+    logprobs: Int32 | bool | None = None  # in this order: an error is the first member's
     best_of: Int32 | None = None
     add_special_tokens: bool = True
 
