@@ -51,6 +51,15 @@ _T = TypeVar("_T")
 ModelFacts = tuple[str, int | None]
 
 
+class _Route(APIRoute):
+    """A route whose GET answers HEAD too; the server leaves its body out."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        if self.methods and "GET" in self.methods:
+            self.methods.add("HEAD")
+
+
 class App(FastAPI):
     """A service's app. What a server calls is the edge around it."""
 
@@ -96,6 +105,7 @@ def create_app(
         open_prefixes: paths that begin so are open to everyone, beside the common ones.
     """
     app = App(openapi_url=None, docs_url=None, redoc_url=None)
+    app.router.route_class = _Route
     metrics = Metrics(service, gauges, collectors)
     app.state.metrics = metrics
     app.state.drain = drain = Drain()

@@ -98,7 +98,8 @@ def test_methods_that_are_not_described_are_405(stack: Stack, service: str) -> N
         for path, methods in served["paths"].items():
             answer = client.delete(path.replace("{name}", "smollm2"))
             assert answer.status_code == 405
-            assert answer.headers["allow"].lower().split(", ") == list(methods)
+            allowed = set(answer.headers["allow"].lower().split(", "))
+            assert allowed == {*methods, *(["head"] if "get" in methods else [])}
 
 
 def described(service: str) -> set[tuple[str, str]]:
@@ -111,7 +112,7 @@ def served(app: FastAPI) -> set[tuple[str, str]]:
         (route.path.replace(":path}", "}"), method.lower())
         for route in routes
         if route.include_in_schema
-        for method in route.methods or ()
+        for method in (route.methods or set()) - {"HEAD"}  # goes with GET, and is not described
     }
 
 

@@ -117,6 +117,15 @@ async def test_statuses_and_headers_of_errors() -> None:
     assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "POST")
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/v1/models", "/docs"])
+async def test_head_is_answered_as_get_without_the_body(path: str) -> None:
+    async with http_client(make_app()) as client:
+        got = await client.get(path)
+        head = await client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers.get("content-length") == got.headers.get("content-length")
+
+
 @pytest.mark.parametrize("served", ["m", "owner/name"])
 async def test_one_model_is_served_by_its_name_and_no_other(served: str) -> None:
     app = create_app("test", model=(served, 7))
