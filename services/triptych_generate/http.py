@@ -18,6 +18,7 @@ from triptych.http import (
     unless_gone,
 )
 from triptych.json_bodies import encode_generate_chunk, encode_generate_response
+from triptych.request_ids import is_sane
 from triptych.unknown_fields import log_unknown_fields
 from triptych.wire import (
     Generated,
@@ -65,7 +66,7 @@ def create_generate_app(service: GenerateService, *, max_body_bytes: int) -> Fas
         log_unknown_fields(body, {"": GenerateRequest, "sampling_params": SamplingParams})
         if asked.request_id is None:
             asked = msgspec.structs.replace(asked, request_id=request_id(request))
-        elif asked.request_id != request_id(request):
+        elif asked.request_id != request_id(request) and is_sane(asked.request_id):
             note(request, request=asked.request_id)
         note(request, prompt_tokens=len(asked.token_ids))
         deltas = service.generate(asked)

@@ -1,5 +1,6 @@
 """The service end to end on tiny models: limits, stops, seeds, scores."""
 
+import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from prometheus_client import generate_latest
 
-from support.generate_runs import answer, answers, ask, running_service
+from support.generate_runs import answer, answers, ask, front_doors, running_service
 from support.tiny_models import VOCAB_SIZE, make_tiny_model, plain_model
 from triptych_generate.ranking import Survey, survey
 
@@ -265,3 +266,19 @@ async def test_nothing_is_scored_that_nobody_asked_for(
         page = generate_latest(service.metrics.collectors[2]).decode()
     assert sum(rows) == num_scored
     assert f"scored_positions_total {num_scored:.1f}" in page
+
+
+async def test_request_id_of_a_body_is_logged_where_it_is_one_plain_word(
+    llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another would write fields of its own into the line, and megabytes."""
+    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1}}
+    async with running_service(llama) as service, front_doors(service) as doors:
+        with caplog.at_level(logging.INFO):
+            for given in ("run-7/a", "x key=forged", "long" * 99):
+                asked = {**body, "request_id": given}
+                reply = await doors.http.post("/inference/v1/generate", json=asked)
+                assert reply.json()["request_id"] == given
+    assert "request=run-7/a" in caplog.text
+    assert "forged" not in caplog.text
+    assert "longlong" not in caplog.text
