@@ -39,6 +39,8 @@ OPEN_PATHS = _QUIET_PATHS | {"/version", "/openapi.json", DOCS_PREFIX}
 _SERVER_ERRORS = 500
 #: The endpoint of all paths that do not exist.
 _UNKNOWN = "unknown"
+#: Bytes of a path in the log.
+_MAX_LOGGED = 200
 #: Methods of requests that are answered while the service drains.
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -174,7 +176,7 @@ class RequestEdge:
         if endpoint in _QUIET_PATHS:
             return
         notes = {"id": scope["triptych.request_id"], **scope["triptych.notes"]}
-        path = "unknown path" if endpoint == _UNKNOWN else scope["path"]
+        path = "unknown path" if endpoint == _UNKNOWN else _logged_path(scope)
         facts = {"method": scope["method"], "path": path, "status": status}
         self._log.info(
             "%s %s %d %s%s",
@@ -210,6 +212,11 @@ def _header(scope: Scope, name: str) -> str:
         if key == wanted:
             found = value
     return found.decode("latin-1")
+
+
+def _logged_path(scope: Scope) -> str:
+    """The path as it was sent, percent signs and all: a space would begin a field of its own."""
+    return bytes(scope["raw_path"][:_MAX_LOGGED]).decode("latin-1")
 
 
 def _endpoint(scope: Scope) -> str:

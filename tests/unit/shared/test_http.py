@@ -331,6 +331,18 @@ async def test_log_line_has_the_id_and_no_body(caplog: pytest.LogCaptureFixture)
     assert "secret" not in caplog.text
 
 
+async def test_path_writes_no_field_of_its_own_into_the_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="triptych.test"):
+        async with http_client(make_app()) as client:
+            await client.get("/v1/models/m%20200%201.0%20ms%20id=1%20key=alice")
+            await client.get("/v1/models/" + "long" * 999)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("GET /v1/models/m%20200%201.0%20ms%20id=1%20key=alice 404 ")
+    assert len(lines[1]) < 400
+
+
 @pytest.mark.parametrize("path", ["/wait", "/stream/hang"])
 async def test_answer_that_outlasts_the_shutdown_limit_says_so(
     path: str, caplog: pytest.LogCaptureFixture
