@@ -1,7 +1,6 @@
 """API keys: one from the settings, or several from a file that is read again when it changes."""
 
 import hashlib
-import hmac
 import logging
 import re
 import secrets
@@ -66,11 +65,10 @@ class Keys:
         Raises:
             UnauthenticatedError: it is none of them.
         """
-        digest = self._digest(given)
-        for known, key in self._keys.items():
-            if hmac.compare_digest(known, digest):
-                return key
-        raise UnauthenticatedError("a valid API key is needed as a bearer token")
+        key = self._keys.get(self._digest(given))
+        if key is None:
+            raise UnauthenticatedError("a valid API key is needed as a bearer token")
+        return key
 
     def replace(self, keys: dict[str, ApiKey]) -> None:
         """Let in ``keys`` alone. One that was known, with the same limits, keeps its use."""
@@ -145,14 +143,16 @@ def parse_keys(text: str, default: RateLimits) -> dict[str, ApiKey]:
         SetupError: a line is wrong, a name or key comes twice, or there is no key.
     """
     keys: dict[str, ApiKey] = {}
+    names: set[str] = set()
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         given, key = words[0], _parse_key(words[1:], number, default)
-        if given in keys or any(key.name == other.name for other in keys.values()):
+        if given in keys or key.name in names:
             raise SetupError(f"API keys, line {number}: its key or name has come before")
         keys[given] = key
+        names.add(key.name)
     if not keys:
         raise SetupError("there is no API key in the file; to let nobody in, stop the gateway")
     return keys

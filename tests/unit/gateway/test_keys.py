@@ -60,6 +60,15 @@ def test_wrong_files_are_refused_without_their_keys(text: str) -> None:
     assert "s3cret" not in str(error.value)
 
 
+def test_each_of_many_keys_is_found() -> None:
+    names = {f"sk-{number}": f"n{number}" for number in range(500)}
+    source = keys.Keys(parse_keys("".join(f"{key} {name}\n" for key, name in names.items()), NONE))
+    assert {key: source.find(key).name for key in names} == names
+    for wrong in ("sk-500", "sk-", "n1", ""):
+        with pytest.raises(UnauthenticatedError):
+            source.find(wrong)
+
+
 def test_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would let in whoever sends none, as a variable does whose secret is missing."""
     monkeypatch.setenv("TRIPTYCH_GATEWAY_API_KEY", "")
