@@ -24,6 +24,9 @@ from triptych.settings import ServiceSettings
 
 #: Seconds for requests that were cut off to say so to their clients, and for a door to close.
 _CLOSE_S = 1
+#: Seconds that a connection stays open between requests: longer than in the pools of proxies
+#: (60 in ingress-nginx and in AWS's balancers), whose next request would meet it closing.
+_KEEP_ALIVE_S = 75
 
 _log = logging.getLogger(__name__)
 
@@ -239,6 +242,7 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         lifespan="off",
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_CLOSE_S,
         server_header=False,
     )

@@ -13,7 +13,7 @@ from triptych.drain import Drain
 from triptych.errors import SetupError
 from triptych.http import create_app
 from triptych.rpc import RpcEdge, RpcServer, open_channel
-from triptych.serving import Service, StopSignals, serve
+from triptych.serving import Service, StopSignals, running, serve
 from triptych.settings import ServiceSettings
 from triptych.v1 import render_pb2, render_pb2_grpc
 
@@ -133,6 +133,12 @@ async def test_end_of_the_drain_cuts_off_with_unavailable(is_second_signal: bool
         with pytest.raises(grpc.aio.AioRpcError, match="the server is stopping") as error:
             await over_grpc
         assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_idle_connections_outlive_those_in_a_proxys_pool() -> None:
+    app = create_app("test", model=("m", None))
+    async with running(Service(name="test", app=app, settings=ServiceSettings())) as listener:
+        assert listener._http.config.timeout_keep_alive > 60
 
 
 async def test_service_that_died_ends_the_server_with_an_error() -> None:
