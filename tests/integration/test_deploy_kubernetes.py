@@ -124,6 +124,13 @@ def test_kubernetes_objects_select_pods_that_exist() -> None:
     assert set(documents("PodDisruptionBudget")) == set(DEPLOYMENTS)
 
 
+def test_load_alone_decides_how_many_pods_there_are() -> None:
+    """Kubernetes sets what a manifest names at every apply, under load too."""
+    assert not [name for name, each in DEPLOYMENTS.items() if "replicas" in each["spec"]]
+    scalers = documents("HorizontalPodAutoscaler").values()
+    assert {each["spec"]["minReplicas"] for each in scalers} == {2}
+
+
 def test_only_the_gateway_and_prometheus_reach_the_panels() -> None:
     policies = documents("NetworkPolicy")
     assert policies.pop("nobody")["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
