@@ -203,6 +203,12 @@ def test_a_second_call_that_may_not_be_shown_is_markup() -> None:
     assert reply.raw("markup").endswith(b'"arguments": {"n": 1}}\n</tool_call><|im_end|>')
 
 
+def test_a_stop_string_behind_a_call_ends_an_answer_that_calls() -> None:
+    reply = reply_to(f"{CALL}\nDone. More", stop="Done")
+    assert (reply.content, len(reply.calls)) == ("", 1)
+    assert reply.finish == [("tool_calls", "Done")]
+
+
 def test_a_stop_string_of_white_space_counts_though_it_could_be_stripped() -> None:
     reply = reply_to("one\n\ntwo", stop="\n\n")
     assert (reply.content, reply.finish) == ("one", [("stop", "\n\n")])
