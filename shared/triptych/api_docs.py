@@ -61,6 +61,10 @@ def mount_api_docs(app: FastAPI, service: str) -> None:
         body = _PAGE.format(service=service).encode()
         return page_file("index.html", body, _POLICY).response(request)
 
+    @app.get(DOCS_PREFIX + "/", include_in_schema=False)
+    async def to_page() -> Response:
+        return Response(status_code=307, headers={"location": f"..{DOCS_PREFIX}"})
+
     @app.get(DOCS_PREFIX + "/{name}", include_in_schema=False)
     async def file(request: Request, name: str) -> Response:
         found = _files().get(name)

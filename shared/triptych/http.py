@@ -104,7 +104,7 @@ def create_app(
         control_paths: what is answered while the service drains, beside all that only reads.
         open_prefixes: paths that begin so are open to everyone, beside the common ones.
     """
-    app = App(openapi_url=None, docs_url=None, redoc_url=None)
+    app = App(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.route_class = _Route
     metrics = Metrics(service, gauges, collectors)
     app.state.metrics = metrics

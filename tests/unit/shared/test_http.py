@@ -117,6 +117,15 @@ async def test_statuses_and_headers_of_errors() -> None:
     assert (wrong_method.status_code, wrong_method.headers["allow"]) == (405, "POST")
 
 
+async def test_a_slash_too_many_leads_to_no_other_address() -> None:
+    """A proxy may have another scheme, host and prefix than the service sees."""
+    async with http_client(make_app()) as client:
+        asked = await client.post("/decode/", content=b"{}")
+        page = await client.get("/docs/")
+    assert (asked.status_code, asked.json()["error"]["code"]) == (404, "not_found")
+    assert (page.status_code, page.headers["location"]) == (307, "../docs")
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/v1/models", "/docs"])
 async def test_head_is_answered_as_get_without_the_body(path: str) -> None:
     async with http_client(make_app()) as client:
