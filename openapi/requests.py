@@ -214,7 +214,10 @@ def _response_format(schema: Schema) -> Schema:
 def _content_part(schema: Schema) -> Schema:
     return {
         **_with(schema, type={"enum": ["text", "refusal"]}),
-        "anyOf": [_where(type={"const": name}, required=[name]) for name in ("text", "refusal")],
+        "anyOf": [
+            _where(type={"const": name}, **{name: {"type": "string"}}, required=[name])
+            for name in ("text", "refusal")
+        ],
     }
 
 

@@ -34,8 +34,8 @@ class ContentPart(TypedDict):
     """A typed part of a message; ``messages`` refuses the types that are not text."""
 
     type: str
-    text: NotRequired[str]
-    refusal: NotRequired[str]
+    text: NotRequired[str | None]
+    refusal: NotRequired[str | None]
 
 
 @with_config(_KEEP_UNKNOWN_KEYS)

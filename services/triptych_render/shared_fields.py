@@ -23,8 +23,8 @@ OneOrMoreStrings = Annotated[
 class StreamOptionsFields(StrictBody):
     """OpenAI's ``stream_options``; the two fields that ``triptych.wire.StreamOptions`` knows."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 class SharedFields(StructuredFields):

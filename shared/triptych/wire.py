@@ -20,8 +20,8 @@ MAX_TOKEN_ID = 2**31 - 1
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """OpenAI's ``stream_options``."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

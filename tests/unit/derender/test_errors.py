@@ -108,7 +108,7 @@ def refusal(body: Any, *, endpoint: str = "chat", derenderer: Derenderer = DEREN
                 "generate_response": response(),
                 "chat_request": {"stream_options": {"include_usage": 5}},
             },
-            "stream_options.include_usage: Expected `bool`, got `int`",
+            "stream_options.include_usage: Expected `bool | null`, got `int`",
             "stream_options.include_usage",
         ),
         (
@@ -232,7 +232,9 @@ def test_only_the_choices_that_came_are_shown() -> None:
 
 def test_null_fields_of_the_openai_request_are_absent_ones() -> None:
     nulls = dict.fromkeys(["model", "n", "stop", "skip_special_tokens", "min_tokens", "logprobs"])
-    body = {"generate_response": response(), "chat_request": nulls}
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    asked = {**nulls, "stream_options": options}
+    body = {"generate_response": response(), "chat_request": asked}
     reply = json.loads(DERENDERER.derender_chat(json.dumps(body).encode()))
     assert reply["choices"][0]["message"]["content"] == "ab"
 

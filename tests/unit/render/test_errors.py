@@ -252,3 +252,13 @@ def test_null_means_absent_everywhere(renderer: Renderer) -> None:
     )
     rendered = renderer.render_chat(_chat(**nulls), request_id="a")
     assert rendered == renderer.render_chat(_chat(), request_id="a")
+
+
+def test_null_means_absent_inside_objects_too(renderer: Renderer) -> None:
+    parts = [{"type": "text", "text": "hi", "refusal": None}]
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    body = _chat(messages=[{"role": "user", "content": parts}], stream=True, stream_options=options)
+    rendered = renderer.render_chat(body, request_id="a")
+    plain = renderer.render_chat(_chat(stream=True, stream_options={}), request_id="a")
+    assert rendered.spec == plain.spec
+    assert rendered.requests[0].token_ids == plain.requests[0].token_ids
