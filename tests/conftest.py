@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 # No timed tests: an example takes as long as a busy machine needs.
 hypothesis.settings.register_profile("triptych", deadline=None)
 hypothesis.settings.load_profile("triptych")
+# In a script's background SIGINT is ignored, in the tests and so in what they start and end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 #: Run in environments of their own: `make test-api`, `make test-browser`, `make test-clients`.
 collect_ignore = ["api", "browser", "clients"]
 #: Of the stack's log, with a failure.
