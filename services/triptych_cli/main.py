@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from triptych.errors import SetupError
-from triptych.library_environment import poll_in_one_thread, quieten_transformers
+from triptych.import_settings import poll_in_one_thread, quieten_transformers
 
 if TYPE_CHECKING:
     from pydantic_settings import BaseSettings

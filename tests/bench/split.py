@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.client import Connection
 from support.stack import free_ports, stop, wait_for
-from triptych.library_environment import poll_in_one_thread
+from triptych.import_settings import poll_in_one_thread
 from triptych.models import ensure
 
 CHAT = "/v1/chat/completions"

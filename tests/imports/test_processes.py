@@ -36,7 +36,7 @@ def test_process_does_not_load(module: str) -> None:
 
 def test_render_does_not_say_that_torch_is_missing() -> None:
     script = (
-        "import importlib.util, sys; from triptych.library_environment import quieten_transformers;"
+        "import importlib.util, sys; from triptych.import_settings import quieten_transformers;"
         "find = importlib.util.find_spec;"
         "importlib.util.find_spec = lambda name, *at: None if name == 'torch' else find(name, *at);"
         "quieten_transformers() if sys.argv[1] == 'quiet' else None;"
