@@ -209,13 +209,13 @@ class ChatFormat:
         piece, context = update.piece, self._context
         choice = ChunkChoice(
             index=update.index,
-            delta=self._delta(update) if piece.channels else Delta(content=piece.text),
-            logprobs=context.logprobs(piece) if context.spec.logprobs else None,
+            delta=self._delta(update),
+            logprobs=context.logprobs(piece),
             finish_reason=piece.finish_reason,
             stop_reason=UNSET if piece.finish_reason is None else piece.stop_reason,
-            token_ids=context.output_ids(piece) if context.spec.return_token_ids else None,
+            token_ids=context.output_ids(piece),
         )
-        return self._encode([choice], usage=UNSET if usage is None else stream_usage(usage))
+        return self._encode([choice], usage=stream_usage(usage))
 
     def _stateless_choice(self, update: ChoiceUpdate) -> ChunkChoice:
         piece = update.piece

@@ -129,13 +129,15 @@ class Choice:
         )
 
     def _push_token(self, entry: Entry, *, is_dropped: bool) -> None:
-        rules = self._rules
-        if is_dropped or (rules.skip_special and entry.token_id in rules.table.special_ids):
+        if is_dropped or self._is_skipped(entry):
             self._content.push_silent(entry)
         else:
-            match = self._content.push(entry, may_stop=self.num_tokens > rules.min_tokens)
+            match = self._content.push(entry, may_stop=self.num_tokens > self._rules.min_tokens)
             if match is not None:
                 self._cut("content", match)
+
+    def _is_skipped(self, entry: Entry) -> bool:
+        return self._rules.skip_special and entry.token_id in self._rules.table.special_ids
 
     def _end_output(self, delta: ChoiceDelta) -> None:
         """Generate finished the sequence: all held text comes out."""
@@ -250,9 +252,6 @@ class _SplitChoice(Choice):
     def _release_from(self, channel: Channel) -> tuple[str, list[Entry]]:
         lane = self._lanes.get(channel)
         return lane.release(is_done=self.is_done) if lane else ("", [])
-
-    def _is_skipped(self, entry: Entry) -> bool:
-        return self._rules.skip_special and entry.token_id in self._rules.table.special_ids
 
     def _push_share(self, channel: Channel, entry: Entry, num_later: int) -> None:
         """A token or its part, after which ``num_later`` tokens came already."""

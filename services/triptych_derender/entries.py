@@ -1,6 +1,6 @@
 """Logprob entries as JSON: chat's list of objects, completions' arrays, and prompt logprobs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from triptych.float32 import float32_texts
@@ -40,7 +40,7 @@ class EntryWriter:
         A token without a score is left out. ``hides_tokens``: of a token that another channel
         shares, id and alternatives are left out.
         """
-        values = iter(_value_texts(entries))
+        values = _value_texts(entries)
         written = []
         for entry in entries:
             ids, held = entry.candidates.ids, entry.held
@@ -60,7 +60,7 @@ class EntryWriter:
 
     def completion(self, entries: Sequence[Entry], *, skip_special: bool) -> bytes:
         """Completions' ``logprobs`` object. A token without a score has null in two arrays."""
-        values = iter(_value_texts(entries))
+        values = _value_texts(entries)
         tokens, token_logprobs, top_logprobs = [], [], []
         for entry in entries:
             fragments = self._completion_fragments(entry.held, skip_special=skip_special)
@@ -136,11 +136,11 @@ def _first_ids(logprobs: Logprobs) -> list[int]:
     ]
 
 
-def _value_texts(entries: Sequence[Entry]) -> list[bytes]:
+def _value_texts(entries: Sequence[Entry]) -> Iterator[bytes]:
     values: list[float] = []
     for entry in entries:
         values += entry.candidates.logprobs
-    return float32_texts(values)
+    return iter(float32_texts(values))
 
 
 def _candidate_dict(
