@@ -20,7 +20,7 @@ def split_addresses(listed: str, *, may_be_json: bool = False) -> list[str]:
     if not addresses:
         raise ValueError("give at least one address, host:port")
     for each in addresses:
-        _host_and_port(_split_scheme(each)[1] if may_be_json else each)
+        host_and_port(_split_scheme(each)[1] if may_be_json else each)
     return list(dict.fromkeys(addresses))
 
 
@@ -34,7 +34,7 @@ async def resolve(address: str) -> list[str]:
         OSError: the name does not resolve.
     """
     scheme, place = _split_scheme(address)
-    host, port = _host_and_port(place)
+    host, port = host_and_port(place)
     if _is_literal(host) or scheme == "https://":
         return [address]
     loop = asyncio.get_running_loop()
@@ -51,14 +51,12 @@ async def resolve(address: str) -> list[str]:
     return sorted(f"{scheme}[{number}]:{port}" for number in numbers[socket.AF_INET6])
 
 
-def _split_scheme(address: str) -> tuple[str, str]:
-    for scheme in JSON_SCHEMES:
-        if address.startswith(scheme):
-            return scheme, address.removeprefix(scheme)
-    return "", address
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of ``address``; an IPv6 host without its brackets.
 
-
-def _host_and_port(address: str) -> tuple[str, int]:
+    Raises:
+        ValueError: it is no ``host:port``.
+    """
     host, colon, port = address.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -66,6 +64,13 @@ def _host_and_port(address: str) -> tuple[str, int]:
     if not is_bracketed and not {":", "/", "@", " "}.isdisjoint(host):
         raise ValueError(f"{address} is not host:port (an IPv6 address goes in brackets)")
     return host.strip("[]"), int(port)
+
+
+def _split_scheme(address: str) -> tuple[str, str]:
+    for scheme in JSON_SCHEMES:
+        if address.startswith(scheme):
+            return scheme, address.removeprefix(scheme)
+    return "", address
 
 
 def _is_literal(host: str) -> bool:

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import grpc.aio
-
 from triptych import tracing
 from triptych.convert_packed import error_from_proto, pack_deltas
 from triptych.errors import BodyTooLargeError, DeadlineError, TriptychError, UnavailableError
@@ -18,8 +16,7 @@ from triptych.v1 import derender_pb2
 from triptych.wire import GenerateDelta
 from triptych_gateway.links import ReplyFeed
 from triptych_gateway.panel_session import PanelSession
-
-DerenderCall = grpc.aio.StreamStreamCall[derender_pb2.DerenderCommands, derender_pb2.DerenderStep]
+from triptych_gateway.session_call import SessionDoor
 
 #: What the deltas of one message may hold before the others wait for the next one.
 _COMMANDS_SIZE = STEP_BYTES // 14
@@ -32,11 +29,11 @@ class _Feed:
     delta: GenerateDelta
 
 
-class DerenderSession(PanelSession[derender_pb2.DerenderCommands, derender_pb2.DerenderStep]):
+class DerenderSession(PanelSession[derender_pb2.DerenderStep]):
     """Opened by the first reply, and again by the first one after it broke."""
 
-    def __init__(self, name: str, open_call: Callable[[], DerenderCall]) -> None:
-        super().__init__(name, open_call)
+    def __init__(self, door: SessionDoor) -> None:
+        super().__init__(door, derender_pb2.DerenderStep)
         self._keys = itertools.count(1)
         self._replies: dict[int, _Reply] = {}  # those that are open at derender
         self._opens: list[derender_pb2.OpenReply] = []

@@ -2,9 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable
-
-import grpc.aio
+from collections.abc import AsyncGenerator
 
 from triptych import tracing
 from triptych.convert import request_to_proto
@@ -15,18 +13,17 @@ from triptych.sessions import MAX_COMMAND_BYTES, STEP_BYTES, first_part
 from triptych.v1 import generate_pb2
 from triptych.wire import GenerateDelta, GenerateRequest
 from triptych_gateway.panel_session import PanelSession
+from triptych_gateway.session_call import SessionDoor
 
 #: Tokens of one request that may wait for its reader; beyond that the worker keeps them.
 HOLD_ABOVE = 64
 
-GenerateCall = grpc.aio.StreamStreamCall[generate_pb2.GenerateCommands, generate_pb2.GenerateStep]
 
-
-class GenerateSession(PanelSession[generate_pb2.GenerateCommands, generate_pb2.GenerateStep]):
+class GenerateSession(PanelSession[generate_pb2.GenerateStep]):
     """Opened by the first request, and again by the first one after it broke."""
 
-    def __init__(self, name: str, open_call: Callable[[], GenerateCall]) -> None:
-        super().__init__(name, open_call)
+    def __init__(self, door: SessionDoor) -> None:
+        super().__init__(door, generate_pb2.GenerateStep)
         self._keys = itertools.count(1)
         self._commands: list[generate_pb2.GenerateCommand] = []
         self._mailboxes: dict[int, Mailbox] = {}  # of requests that run at the worker

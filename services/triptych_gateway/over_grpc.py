@@ -29,6 +29,7 @@ from triptych_gateway.derender_session import DerenderSession
 from triptych_gateway.generate_session import GenerateSession
 from triptych_gateway.links import ReplyFeed
 from triptych_gateway.render_session import RenderSession
+from triptych_gateway.session_call import session_door
 
 #: Seconds for render, derender of a whole answer, and questions about a worker; less where the
 #: request has less left.
@@ -43,7 +44,7 @@ class GrpcRender:
         self._name = f"render at {target}"
         self._channel = open_channel(target, hops)
         self._stub = render_pb2_grpc.RenderServiceStub(self._channel)
-        self._session = RenderSession(self._name, self._stub.Session)
+        self._session = RenderSession(session_door(self._name, target, "RenderService", hops))
 
     async def render(self, endpoint: Endpoint, body: bytes, request_id: str) -> Rendered:
         limit_s = deadline.within(CALL_TIMEOUT_S)
@@ -69,7 +70,7 @@ class GrpcRender:
             return (await self._stub.GetTokenizerInfo(request, timeout=INFO_TIMEOUT_S)).body
 
     async def close(self) -> None:
-        await self._session.close()
+        self._session.close()
         await self._channel.close(None)
 
 
@@ -81,7 +82,7 @@ class GrpcGenerate:
         self._timeout_s = timeout_s
         self._channel = open_channel(target, hops)
         self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
-        self._session = GenerateSession(self._name, self._stub.Session)
+        self._session = GenerateSession(session_door(self._name, target, "GenerateService", hops))
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
         return self._session.deltas(request, timeout_s=deadline.within(self._timeout_s))
@@ -97,7 +98,7 @@ class GrpcGenerate:
             await self._stub.PutVocabulary(message, timeout=deadline.within(CALL_TIMEOUT_S))
 
     async def close(self) -> None:
-        await self._session.close()
+        self._session.close()
         await self._channel.close(None)
 
 
@@ -109,7 +110,7 @@ class GrpcDerender:
         self._timeout_s = timeout_s
         self._channel = open_channel(target, hops)
         self._stub = derender_pb2_grpc.DerenderServiceStub(self._channel)
-        self._session = DerenderSession(self._name, self._stub.Session)
+        self._session = DerenderSession(session_door(self._name, target, "DerenderService", hops))
 
     def open(
         self, spec: ReplySpec, *, request_id: str, created: int, prompts: list[list[int]]
@@ -150,5 +151,5 @@ class GrpcDerender:
             )
 
     async def close(self) -> None:
-        await self._session.close()
+        self._session.close()
         await self._channel.close(None)

@@ -1,41 +1,41 @@
 """The gateway's half of a session: one call to a panel that carries all requests."""
 
 import asyncio
-import contextlib
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import grpc.aio
+from google.protobuf.message import Message
 
 from triptych.errors import UnavailableError
+from triptych_gateway.session_call import SessionCall, SessionDoor
 
-_CommandsT = TypeVar("_CommandsT")
-_StepT = TypeVar("_StepT")
+_StepT = TypeVar("_StepT", bound=Message)
+
+_log = logging.getLogger(__name__)
 
 
-class PanelSession(ABC, Generic[_CommandsT, _StepT]):
+class PanelSession(ABC, Generic[_StepT]):
     """All requests of this gateway at one panel, in one bidirectional call.
 
     What is sent goes out in batches. The first request opens the call, and opens it again after it
     ended: by an error, by the server, or by ``close``.
     """
 
-    def __init__(
-        self, name: str, open_call: Callable[[], grpc.aio.StreamStreamCall[_CommandsT, _StepT]]
-    ) -> None:
-        self._name = name
-        self._open_call = open_call
-        self._is_open = False
-        self._tasks: list[asyncio.Task[None]] = []
+    def __init__(self, door: SessionDoor, step: type[_StepT]) -> None:
+        """``step``: what comes."""
+        self._door = door
+        self._name = door.name
+        self._step = step
+        self._call: SessionCall | None = None
+        self._is_due = False
 
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def close(self) -> None:
+        if self._call is not None:
+            self._break()
 
     @abstractmethod
-    def _take_commands(self) -> _CommandsT | None:
+    def _take_commands(self) -> Message | None:
         """What waits to be sent, or its first part; None when nothing does."""
 
     @abstractmethod
@@ -48,43 +48,35 @@ class PanelSession(ABC, Generic[_CommandsT, _StepT]):
 
     def _wake(self) -> None:
         """There are commands to take; those of one turn of the event loop go out together."""
-        if not self._is_open:
-            self._open()
-        self._news.set()
+        if self._call is None:
+            self._call = self._door.open(self)
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self.writable)
 
-    def _open(self) -> None:
-        self._is_open = True
-        self._news = asyncio.Event()
-        self._error = UnavailableError(f"the session with {self._name} broke", retry_after_s=1)
-        call = self._call = self._open_call()
-        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
-        self._tasks[0].add_done_callback(lambda _: call.cancel())  # nothing would be sent any more
-        self._tasks[1].add_done_callback(self._call_ended)
-
-    async def _write(self) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # _read says it
-            while True:
-                await self._news.wait()
-                self._news.clear()
-                while (commands := self._take_commands()) is not None:
-                    await self._call.write(commands)
-
-    async def _read(self) -> None:
+    def writable(self) -> None:
+        """Send what waits, as long as there is room."""
+        self._is_due = False
+        call = self._call
         try:
-            step: Any
-            while (step := await self._call.read()) is not grpc.aio.EOF:
-                self._take_step(step)
-        except grpc.aio.AioRpcError as broken:
-            self._error = self._break_of(broken)
+            while call and call.is_writable and (commands := self._take_commands()) is not None:
+                call.write(commands.SerializeToString())
+        except Exception:  # noqa: BLE001  # nothing would be sent any more
+            _log.exception("the session with %s broke", self._name)
+            self._break()
 
-    def _call_ended(self, _: asyncio.Task[None]) -> None:
-        self._is_open = False
-        self._call.cancel()
-        self._tasks[0].cancel()
-        self._end(self._error)
+    def message_came(self, message: bytes) -> None:
+        try:
+            self._take_step(self._step.FromString(message))
+        except Exception:  # noqa: BLE001  # a stranger may have sent it
+            _log.exception("the session with %s broke", self._name)
+            self._break()
 
-    def _break_of(self, broken: grpc.aio.AioRpcError) -> UnavailableError:
-        if broken.code() is grpc.StatusCode.UNAVAILABLE:
-            return UnavailableError(f"{self._name} is not reachable", retry_after_s=1)
-        details = f"{broken.code().name}: {broken.details()}"
-        return UnavailableError(f"the session with {self._name} broke ({details})", retry_after_s=1)
+    def ended(self, error: UnavailableError) -> None:
+        self._call = None
+        self._end(error)
+
+    def _break(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self.ended(UnavailableError(f"the session with {self._name} broke", retry_after_s=1))

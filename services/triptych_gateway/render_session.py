@@ -2,9 +2,6 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
-
-import grpc.aio
 
 from triptych import tracing
 from triptych.convert import rendered_from_proto
@@ -14,17 +11,16 @@ from triptych.reply import Endpoint, Rendered
 from triptych.sessions import MAX_COMMAND_BYTES, STEP_BYTES, first_part
 from triptych.v1 import render_pb2
 from triptych_gateway.panel_session import PanelSession
-
-RenderCall = grpc.aio.StreamStreamCall[render_pb2.RenderCommands, render_pb2.RenderStep]
+from triptych_gateway.session_call import SessionDoor
 
 _Answer = asyncio.Future[render_pb2.RenderResponse]
 
 
-class RenderSession(PanelSession[render_pb2.RenderCommands, render_pb2.RenderStep]):
+class RenderSession(PanelSession[render_pb2.RenderStep]):
     """Opened by the first request, and again by the first one after it broke."""
 
-    def __init__(self, name: str, open_call: Callable[[], RenderCall]) -> None:
-        super().__init__(name, open_call)
+    def __init__(self, door: SessionDoor) -> None:
+        super().__init__(door, render_pb2.RenderStep)
         self._keys = itertools.count(1)
         self._submits: list[render_pb2.SubmitRender] = []
         self._aborts: list[int] = []

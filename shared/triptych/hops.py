@@ -37,6 +37,14 @@ class Tls:
         """Those of a gRPC client; without a ``ca`` it trusts the usual authorities."""
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
+    def client_context(self) -> ssl.SSLContext:
+        """What ``channel_credentials`` is, for a session's connection."""
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.cert is not None:
+            context.load_cert_chain(self.cert, self.key)
+        context.set_alpn_protocols(["h2"])
+        return context
+
 
 @dataclass(frozen=True, slots=True)
 class Hops:

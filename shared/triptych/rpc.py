@@ -29,7 +29,7 @@ from triptych.hops import AUTHORIZATION, NO_HOPS, Hops
 from triptych.metrics import CallMetrics
 from triptych.request_ids import HEADER, accept_request_id
 from triptych.rpc_errors import ERROR_KEY, RETRY_KEY, from_rpc_error
-from triptych.rpc_options import KEEP_ALIVE, RECONNECT, SIZES, SMALL_WINDOW
+from triptych.rpc_options import KEEP_ALIVE, RECONNECT, SIZES
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -121,7 +121,7 @@ def open_channel(target: str, hops: Hops = NO_HOPS) -> grpc.aio.Channel:
 
     Its calls carry that, and the trace that they belong to.
     """
-    options = [*SIZES, *KEEP_ALIVE, *RECONNECT, *SMALL_WINDOW]
+    options = [*SIZES, *KEEP_ALIVE, *RECONNECT]
     if hops.tls is None:
         channel = grpc.aio.insecure_channel(target, options=options)
     else:

@@ -19,6 +19,7 @@ from triptych.rpc import RpcErrors, RpcServer, open_channel
 from triptych.v1 import generate_pb2, render_pb2, render_pb2_grpc
 from triptych_gateway.over_grpc import GrpcRender
 from triptych_gateway.render_session import RenderSession
+from triptych_gateway.session_call import session_door
 from triptych_render.renderer import Renderer
 from triptych_render.rpc import create_render_rpc
 
@@ -148,10 +149,9 @@ async def silent() -> AsyncIterator[tuple[Commands, RenderSession]]:
     )
     target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    async with open_channel(target) as channel:
-        session = RenderSession("render", render_pb2_grpc.RenderServiceStub(channel).Session)
-        yield commands, session
-        await session.close()
+    session = RenderSession(session_door("render", target, "RenderService"))
+    yield commands, session
+    session.close()
     await server.stop(0)
 
 

@@ -1,0 +1,240 @@
+"""The client's side of HTTP/2 with one stream, on a connection of its own (RFC 9113)."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol, cast
+
+import hpack
+from hyperframe.exceptions import HyperframeError
+from hyperframe.frame import (
+    ContinuationFrame,
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+
+Headers = Iterable[tuple[str, str]]
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_STREAM = 1
+_DATA = 0
+_HEADER_LEN = 9
+#: Bytes of a frame that this end takes, and of the header blocks of one answer.
+_MAX_FRAME = 16_384
+_MAX_BLOCK = 65_536
+#: Bytes that the other end may have under way. It stays small: a worker merges what its caller is
+#: not ready for, which costs both less than reading it piece by piece.
+_WINDOW = 65_535
+#: Names whose values no table of the connection keeps.
+_SECRETS = frozenset({"authorization"})
+
+
+class StreamOwner(Protocol):
+    """Who is told what comes; never anything after ``lost``."""
+
+    def headers_came(self, headers: dict[str, str]) -> None:
+        """The answer's head, or its trailers."""
+
+    def data_came(self, data: bytes) -> None:
+        """A part of the answer's body."""
+
+    def writable(self) -> None:
+        """There is room: the connection stands, or what was written is on its way."""
+
+    def lost(self, why: str) -> None:
+        """The stream has ended, or its connection was lost."""
+
+
+class Http2Stream(asyncio.Protocol):
+    """One request and its answer, both open until one end ends them.
+
+    Frames of the answer's body are read here, without a library: they are all that comes often.
+    """
+
+    def __init__(self, head: Headers, owner: StreamOwner) -> None:
+        self._head = head
+        self._owner: StreamOwner | None = owner
+        self._transport: asyncio.Transport | None = None
+        self._received = b""
+        self._decoder = hpack.Decoder()
+        self._block = b""
+        self._has_end = False
+        self._num_unacknowledged = 0
+        self._outgoing = bytearray()
+        self._is_paused = False
+        self._max_frame = 16_384
+        self._initial_window = self._stream_window = self._connection_window = 65_535
+        self.num_received = 0
+
+    @property
+    def is_writable(self) -> bool:
+        """Nothing that was written waits here."""
+        return self._transport is not None and not self._outgoing and not self._is_paused
+
+    def write(self, data: bytes) -> None:
+        """Send ``data`` as the other end has room for it."""
+        self._outgoing += data
+        self._send_outgoing()
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+        self._send(PingFrame(opaque_data=bytes(8)))
+
+    def abort(self) -> None:
+        """End the stream and its connection; the owner hears no more."""
+        self._owner = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # what the event loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        if self._owner is None:  # aborted meanwhile
+            self._transport.abort()
+            return
+        settings = {SettingsFrame.ENABLE_PUSH: 0, SettingsFrame.INITIAL_WINDOW_SIZE: _WINDOW}
+        fields = [(name, value, name in _SECRETS) for name, value in self._head]
+        head = HeadersFrame(_STREAM, hpack.Encoder().encode(fields), flags=["END_HEADERS"])
+        frames = [SettingsFrame(settings=settings), head]
+        self._transport.write(_PREFACE + b"".join(frame.serialize() for frame in frames))
+        self._owner.writable()
+
+    def data_received(self, data: bytes) -> None:
+        self.num_received += 1
+        data = self._received + data if self._received else data
+        start = 0
+        try:
+            while len(data) - start >= _HEADER_LEN and self._owner is not None:
+                end = start + _HEADER_LEN + int.from_bytes(data[start : start + 3], "big")
+                if end - start - _HEADER_LEN > _MAX_FRAME:
+                    raise ConnectionError("a frame is too long")
+                if end > len(data):
+                    break
+                self._take_frame(data, start, end)
+                start = end
+        except (ConnectionError, HyperframeError, hpack.HPACKError) as error:
+            self._lose(f"it broke HTTP/2: {error}")
+        self._received = data[start:]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(str(exc) if exc else "the connection was closed")
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._go_on()
+
+    # frames that come
+
+    def _take_frame(self, data: bytes, start: int, end: int) -> None:
+        if data[start + 3] != _DATA or data[start + 4]:
+            header, body = data[start : start + _HEADER_LEN], data[start + _HEADER_LEN : end]
+            frame, _ = Frame.parse_frame_header(memoryview(header))
+            frame.parse_body(memoryview(body))
+            self._take(frame)
+            return
+        self._take_data(data[start + _HEADER_LEN : end], end - start - _HEADER_LEN)
+
+    def _take_data(self, data: bytes, num_bytes: int) -> None:
+        assert self._owner is not None, "frames are taken for an owner"
+        self._num_unacknowledged += num_bytes
+        if self._num_unacknowledged > _WINDOW // 2:
+            self._send(
+                WindowUpdateFrame(0, window_increment=self._num_unacknowledged),
+                WindowUpdateFrame(_STREAM, window_increment=self._num_unacknowledged),
+            )
+            self._num_unacknowledged = 0
+        self._owner.data_came(data)
+
+    def _take(self, frame: Frame) -> None:
+        """Any frame but the usual ones of the body."""
+        match frame:
+            case DataFrame():
+                self._take_data(frame.data, frame.flow_controlled_length)
+            case HeadersFrame() | ContinuationFrame():
+                self._take_block(frame)
+            case SettingsFrame() if "ACK" not in frame.flags:
+                self._take_settings(frame.settings)
+            case PingFrame() if "ACK" not in frame.flags:
+                self._send(PingFrame(opaque_data=frame.opaque_data, flags=["ACK"]))
+            case WindowUpdateFrame():
+                self._widen(frame)
+            case RstStreamFrame():
+                self._lose(f"it ended the stream with error {frame.error_code}")
+            case GoAwayFrame() if frame.last_stream_id < _STREAM:
+                self._lose("it takes no more calls")
+        self._has_end = self._has_end or "END_STREAM" in frame.flags
+        if self._has_end and not self._block:
+            self._lose("it ended the stream")
+
+    def _take_block(self, frame: HeadersFrame | ContinuationFrame) -> None:
+        self._block += frame.data
+        if len(self._block) > _MAX_BLOCK:
+            raise ConnectionError("its headers are too long")
+        if "END_HEADERS" in frame.flags and self._owner is not None:
+            fields = self._decoder.decode(self._block, raw=True)
+            self._block = b""
+            text = {_text(name): _text(value) for name, value in fields}
+            self._owner.headers_came(text)
+
+    def _take_settings(self, settings: dict[int, int]) -> None:
+        self._max_frame = settings.get(SettingsFrame.MAX_FRAME_SIZE, self._max_frame)
+        initial = settings.get(SettingsFrame.INITIAL_WINDOW_SIZE, self._initial_window)
+        self._stream_window += initial - self._initial_window
+        self._initial_window = initial
+        self._send(SettingsFrame(flags=["ACK"]))
+        self._go_on()
+
+    def _widen(self, frame: WindowUpdateFrame) -> None:
+        if frame.stream_id:
+            self._stream_window += frame.window_increment
+        else:
+            self._connection_window += frame.window_increment
+        self._go_on()
+
+    def _lose(self, why: str) -> None:
+        owner = self._owner
+        self.abort()
+        if owner is not None:
+            owner.lost(why)
+
+    # frames that go
+
+    def _send(self, *frames: Frame) -> None:
+        if self._transport is not None:
+            self._transport.write(b"".join(frame.serialize() for frame in frames))
+
+    def _send_outgoing(self) -> None:
+        if not self._outgoing or self._transport is None:
+            return
+        sent = 0
+        while size := min(
+            len(self._outgoing) - sent,
+            self._max_frame,
+            max(0, self._stream_window),
+            self._connection_window,
+        ):
+            header = size.to_bytes(3, "big") + bytes((_DATA, 0)) + _STREAM.to_bytes(4, "big")
+            self._transport.write(header + self._outgoing[sent : sent + size])
+            self._stream_window -= size
+            self._connection_window -= size
+            sent += size
+        del self._outgoing[:sent]
+
+    def _go_on(self) -> None:
+        """There may be room again."""
+        self._send_outgoing()
+        if self.is_writable and self._owner is not None:
+            self._owner.writable()
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value

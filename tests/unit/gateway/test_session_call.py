@@ -1,0 +1,228 @@
+"""The call of a session against grpc.aio's server, and against servers that misbehave."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import trustme
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import RequestReceived
+from h2.exceptions import ProtocolError
+
+from support.stack import free_ports
+from triptych.errors import UnavailableError
+from triptych.hops import NO_HOPS, Hops, Tls
+from triptych.rpc import RpcServer
+from triptych_gateway.session_call import SessionCall, SessionDoor, session_door
+
+SECRET = b"0123456789abcdef"
+SERVICE = "triptych.v1.RenderService"
+
+
+@dataclass(slots=True)
+class Owner:
+    """Keeps what it is told; sends ``messages`` as there is room."""
+
+    messages: list[bytes] = field(default_factory=list)
+    received: list[bytes] = field(default_factory=list)
+    call: SessionCall | None = None
+    end: "asyncio.Future[UnavailableError]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    def open(self, door: SessionDoor) -> None:
+        self.call = door.open(self)
+
+    def message_came(self, message: bytes) -> None:
+        self.received.append(message)
+
+    def writable(self) -> None:
+        while self.call is not None and self.call.is_writable and self.messages:
+            self.call.write(self.messages.pop(0))
+
+    def ended(self, error: UnavailableError) -> None:
+        self.end.set_result(error)
+
+
+async def echo(
+    requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+) -> AsyncIterator[bytes]:
+    """Every message back, until an empty one."""
+    async for each in requests:
+        if not each:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an émpty message, 100 %")
+        yield each
+
+
+@contextlib.asynccontextmanager
+async def server(hops: Hops = NO_HOPS) -> AsyncIterator[str]:
+    """Where a server of ours echoes."""
+    rpc = RpcServer([SERVICE])
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(echo)
+    rpc.server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
+    )
+    port = rpc.bind("127.0.0.1", 0, hops)
+    await rpc.start()
+    yield f"127.0.0.1:{port}"
+    await rpc.stop(0)
+
+
+async def end_of(owner: Owner) -> str:
+    async with asyncio.timeout(20):
+        return (await owner.end).message
+
+
+async def until_came(owner: Owner, num_messages: int) -> None:
+    async with asyncio.timeout(60):
+        while len(owner.received) < num_messages:
+            assert not owner.end.done(), owner.end
+            await asyncio.sleep(0.005)
+
+
+async def echoed(target: str, hops: Hops) -> bytes:
+    """What the server sends back; AssertionError where it does not."""
+    owner = Owner([b"x"])
+    owner.open(session_door("render", target, "RenderService", hops))
+    try:
+        await until_came(owner, 1)
+    finally:
+        assert owner.call is not None
+        owner.call.cancel()
+    return owner.received[0]
+
+
+async def test_messages_of_all_sizes_come_whole_and_in_order() -> None:
+    sizes = [1, 5, 16_379, 16_380, 65_535, 3, 5_000_000, 1, *range(1, 2000)]
+    sent = [bytes([number % 251 + 1]) * size for number, size in enumerate(sizes)]
+    async with server() as target:
+        owner = Owner(list(sent))
+        owner.open(session_door("render", target, "RenderService"))
+        await until_came(owner, len(sent))
+        assert owner.received == sent
+        assert owner.call is not None
+        owner.call.cancel()
+        assert not owner.end.done()
+
+
+async def test_call_that_the_server_ends_says_its_status() -> None:
+    async with server() as target:
+        owner = Owner([b""])
+        owner.open(session_door("render", target, "RenderService"))
+        assert await end_of(owner) == (
+            "the session with render broke (INVALID_ARGUMENT: an émpty message, 100 %)"
+        )
+
+
+async def test_server_that_stops_is_not_reachable() -> None:
+    async with server() as target:
+        owner = Owner([b"x"])
+        owner.open(session_door("render", target, "RenderService"))
+        await until_came(owner, 1)
+    assert await end_of(owner) == "render is not reachable"
+
+
+async def test_port_where_nobody_listens_is_not_reachable() -> None:
+    (port,) = free_ports(1)
+    owner = Owner()
+    owner.open(session_door("render", f"127.0.0.1:{port}", "RenderService"))
+    assert await end_of(owner) == "render is not reachable"
+
+
+async def test_secret_and_certificates_open_a_session_and_their_lack_does_not(
+    tmp_path: Path,
+) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+
+    def end(name: str, signed_by: trustme.CA) -> Tls:
+        issued = signed_by.issue_cert(name)
+        issued.private_key_pem.write_to_path(str(tmp_path / f"{name}.key"))
+        issued.cert_chain_pems[0].write_to_path(str(tmp_path / f"{name}.pem"))
+        return Tls(tmp_path / f"{name}.pem", tmp_path / f"{name}.key", tmp_path / "ca.pem")
+
+    panel = Hops(secret=SECRET, tls=end("panel.test", authority))
+    known = Hops(secret=SECRET, tls=end("gateway.test", authority), tls_name="panel.test")
+    async with server(panel) as target:
+        assert await echoed(target, known) == b"x"
+        for wrong in (
+            replace(known, secret=None),
+            replace(known, tls=None),
+            replace(known, tls_name="other.test"),
+            replace(known, tls=end("stranger.test", stranger)),
+            replace(known, tls=Tls(None, None, tmp_path / "ca.pem")),
+        ):
+            with pytest.raises(AssertionError):
+                await echoed(target, wrong)
+
+
+@contextlib.asynccontextmanager
+async def raw_server(answer: bytes, *, is_alive: bool = False) -> AsyncIterator[str]:
+    """Sends ``answer`` as the body; ``is_alive``: answers pings."""
+
+    tasks = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.current_task())
+        connection = H2Connection(H2Configuration(client_side=False))
+        connection.initiate_connection()
+        is_asked = False
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, ProtocolError):
+            while data := await reader.read(65_536):
+                if is_asked and not is_alive:
+                    continue
+                for event in connection.receive_data(data):
+                    if isinstance(event, RequestReceived):
+                        is_asked = True
+                        connection.send_headers(1, [(":status", "200")])
+                        connection.send_data(1, answer)
+                writer.write(connection.data_to_send())
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener:
+        host, port = listener.sockets[0].getsockname()
+        yield f"{host}:{port}"
+    await asyncio.gather(*filter(None, tasks))
+
+
+async def test_silent_server_is_left_and_one_that_answers_pings_is_not() -> None:
+    async with raw_server(b"") as silent, raw_server(b"", is_alive=True) as alive:
+        owners = [Owner(), Owner()]
+        for owner, target in zip(owners, (silent, alive), strict=True):
+            door = session_door("render", target, "RenderService")
+            owner.open(replace(door, keep_alive_s=0.05, ping_timeout_s=0.3))
+        assert await end_of(owners[0]) == "render is not reachable"
+        await asyncio.sleep(0.5)
+        assert not owners[1].end.done()
+        assert owners[1].call is not None
+        owners[1].call.cancel()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"\1\0\0\0\1x",  # compressed, which was not offered
+        b"\0\xff\xff\xff\xff",  # 4 GiB
+    ],
+)
+async def test_message_that_cannot_be_taken_ends_the_call(answer: bytes) -> None:
+    async with raw_server(answer) as target:
+        owner = Owner()
+        owner.open(session_door("render", target, "RenderService"))
+        assert "RESOURCE_EXHAUSTED" in await end_of(owner)
+        assert not owner.received
+
+
+async def test_server_that_speaks_no_tls_is_not_reachable() -> None:
+    async with raw_server(b"") as target:
+        door = session_door("render", target, "RenderService")
+        owner = Owner()
+        owner.open(replace(door, tls=ssl.create_default_context()))
+        assert await end_of(owner) == "render is not reachable"
