@@ -14,6 +14,7 @@ from triptych_derender.formats import (
     PromptReply,
     ReplyContext,
     StreamUsage,
+    chunk_head,
     full_usage,
     stream_usage,
 )
@@ -81,10 +82,8 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
+    """What follows a chunk's head."""
+
     choices: list[ChunkChoice]
     usage: StreamUsage | UnsetType | None = UNSET
     system_fingerprint: UnsetType | None = UNSET
@@ -100,17 +99,15 @@ class ChatFormat:
 
     def __init__(self, context: ReplyContext) -> None:
         self._context = context
-        self._head: dict[str, Any] = {
-            "id": context.request_id,
-            "created": context.created,
-            "model": context.spec.model,
-        }
+        self._chunk_head = chunk_head("chat.completion.chunk", context)
 
     def whole(self, prompts: list[PromptReply], *, num_choices: int, usage: Usage) -> bytes:
         (prompt,) = prompts
         choices = [self._choice(index, piece) for index, piece in sorted(prompt.pieces.items())]
         reply = Reply(
-            **self._head,
+            id=self._context.request_id,
+            created=self._context.created,
+            model=self._context.spec.model,
             choices=choices,
             usage=usage,
             prompt_logprobs=self._context.prompt_logprobs(prompt.facts),
@@ -234,4 +231,4 @@ class ChatFormat:
         return self._context.prompt_logprobs(facts) or UNSET
 
     def _encode(self, choices: list[ChunkChoice], **fields: Any) -> bytes:
-        return msgspec.json.encode(Chunk(**self._head, choices=choices, **fields))
+        return self._chunk_head + msgspec.json.encode(Chunk(choices=choices, **fields))[1:]

@@ -164,10 +164,10 @@ def logprobs_to_proto(columns: Logprobs | None) -> generate_pb2.Logprobs | None:
 def logprobs_from_proto(message: generate_pb2.Logprobs) -> Logprobs:
     """Columns of ``message``; their lengths are checked, since a stranger may have sent them."""
     columns = Logprobs(
-        counts=list(message.counts),
-        token_ids=list(message.token_ids),
-        logprobs=list(message.logprobs),
-        ranks=list(message.ranks),
+        counts=message.counts[:],  # a slice is a list, and made in half the time
+        token_ids=message.token_ids[:],
+        logprobs=message.logprobs[:],
+        ranks=message.ranks[:],
     )
     total = sum(columns.counts)
     if not total == len(columns.token_ids) == len(columns.logprobs) == len(columns.ranks):

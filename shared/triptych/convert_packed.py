@@ -13,10 +13,13 @@ from triptych.convert import (
     logprobs_to_proto,
 )
 from triptych.errors import InvalidRequestError, TriptychError
+from triptych.float32 import Float32Column
 from triptych.logprobs import Logprobs
 from triptych.rpc_errors import read_error
 from triptych.v1 import generate_pb2
 from triptych.wire import ChoiceDelta, GenerateDelta
+
+_NO_FACTS: tuple[Logprobs | None, int] = (None, 0)
 
 
 def pack_deltas(deltas: Iterable[tuple[int, GenerateDelta]]) -> generate_pb2.PackedDeltas:
@@ -35,20 +38,25 @@ def unpack_deltas(
     Raises:
         InvalidRequestError: the columns do not fit, since a stranger may have sent them.
     """
-    _check_fit(message)
+    keys, num_choices = message.keys[:], message.num_choices[:]
     choices = _unpack_choices(message)
+    _check_fit(
+        ("num_choices", len(num_choices), len(keys)),
+        ("num_tokens", len(choices), sum(num_choices)),
+    )
     prompts = {row: _prompt_facts(facts) for row, facts in message.prompts.items()}
     unpacked, start = [], 0
-    for row, (key, count) in enumerate(zip(message.keys, message.num_choices, strict=True)):
-        prompt_logprobs, cached_tokens = prompts.get(row, (None, 0))
+    for row, key in enumerate(keys):
+        end = start + num_choices[row]
+        prompt_logprobs, cached_tokens = prompts.get(row, _NO_FACTS)
         delta = GenerateDelta(
             request_id=request_id_of(key),
-            choices=choices[start : start + count],
+            choices=choices[start:end],
             prompt_logprobs=prompt_logprobs,
             cached_tokens=cached_tokens,
         )
         unpacked.append((key, delta))
-        start += count
+        start = end
     return unpacked
 
 
@@ -127,39 +135,42 @@ class _Columns:
 
 
 def _unpack_choices(message: generate_pb2.PackedDeltas) -> list[ChoiceDelta]:
-    token_ids = list(message.token_ids)
+    token_ids, num_tokens = message.token_ids[:], message.num_tokens[:]
+    indexes, reasons = message.choice_indexes[:], message.finish_reasons[:]
+    are_scored = message.are_scored[:]
     scores = logprobs_from_proto(message.logprobs)
-    stops = {row: _stop_from_proto(stop) for row, stop in message.stops.items()}
-    rows = zip(
-        message.choice_indexes,
-        message.num_tokens,
-        message.finish_reasons,
-        message.are_scored,
-        strict=True,
+    _check_fit(
+        ("choice_indexes", len(indexes), len(num_tokens)),
+        ("finish_reasons", len(reasons), len(num_tokens)),
+        ("are_scored", len(are_scored), len(num_tokens)),
+        ("token_ids", len(token_ids), sum(num_tokens)),
+        ("logprobs.counts", len(scores.counts), sum(compress(num_tokens, are_scored))),
     )
+    stops = {row: _stop_from_proto(stop) for row, stop in message.stops.items()}
+    column = Float32Column(scores.logprobs)
     choices, start, first, entry = [], 0, 0, 0
-    for row, (index, num_tokens, reason, is_scored) in enumerate(rows):
+    for row, num in enumerate(num_tokens):
         logprobs = None
-        if is_scored:
-            counts = scores.counts[first : first + num_tokens]
+        if are_scored[row]:
+            counts = scores.counts[first : first + num]
             last_entry = entry + sum(counts)
             logprobs = Logprobs(
                 counts=counts,
                 token_ids=scores.token_ids[entry:last_entry],
-                logprobs=scores.logprobs[entry:last_entry],
+                logprobs=column.part(entry, last_entry),
                 ranks=scores.ranks[entry:last_entry],
             )
-            first, entry = first + num_tokens, last_entry
+            first, entry = first + num, last_entry
         choices.append(
             ChoiceDelta(
-                index=index,
-                token_ids=token_ids[start : start + num_tokens],
+                index=indexes[row],
+                token_ids=token_ids[start : start + num],
                 logprobs=logprobs,
-                finish_reason=FINISH_FROM_PROTO.get(reason),
+                finish_reason=FINISH_FROM_PROTO.get(reasons[row]),
                 stop_reason=stops.get(row),
             )
         )
-        start += num_tokens
+        start += num
     return choices
 
 
@@ -179,19 +190,9 @@ def _stop_from_proto(message: generate_pb2.StopReason) -> int | str | None:
     return getattr(message, kind) if kind else None
 
 
-def _check_fit(message: generate_pb2.PackedDeltas) -> None:
-    num_tokens = message.num_tokens
-    num_scored = sum(compress(num_tokens, message.are_scored))
-    wanted = (
-        ("num_choices", len(message.num_choices), len(message.keys)),
-        ("num_tokens", len(num_tokens), sum(message.num_choices)),
-        ("choice_indexes", len(message.choice_indexes), len(num_tokens)),
-        ("finish_reasons", len(message.finish_reasons), len(num_tokens)),
-        ("are_scored", len(message.are_scored), len(num_tokens)),
-        ("token_ids", len(message.token_ids), sum(num_tokens)),
-        ("logprobs.counts", len(message.logprobs.counts), num_scored),
-    )
-    for name, length, needed in wanted:
+def _check_fit(*columns: tuple[str, int, int]) -> None:
+    """Compare the length of each column with what the others need."""
+    for name, length, needed in columns:
         if length != needed:
             raise InvalidRequestError(
                 f"packed deltas do not fit: {name} has {length} entries, {needed} are needed"
