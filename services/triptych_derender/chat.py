@@ -14,7 +14,6 @@ from triptych_derender.formats import (
     PromptReply,
     ReplyContext,
     StreamUsage,
-    chunk_head,
     full_usage,
     stream_usage,
 )
@@ -82,8 +81,10 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows a chunk's head."""
-
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
     choices: list[ChunkChoice]
     usage: StreamUsage | UnsetType | None = UNSET
     system_fingerprint: UnsetType | None = UNSET
@@ -99,15 +100,17 @@ class ChatFormat:
 
     def __init__(self, context: ReplyContext) -> None:
         self._context = context
-        self._chunk_head = chunk_head("chat.completion.chunk", context)
+        self._head: dict[str, Any] = {
+            "id": context.request_id,
+            "created": context.created,
+            "model": context.spec.model,
+        }
 
     def whole(self, prompts: list[PromptReply], *, num_choices: int, usage: Usage) -> bytes:
         (prompt,) = prompts
         choices = [self._choice(index, piece) for index, piece in sorted(prompt.pieces.items())]
         reply = Reply(
-            id=self._context.request_id,
-            created=self._context.created,
-            model=self._context.spec.model,
+            **self._head,
             choices=choices,
             usage=usage,
             prompt_logprobs=self._context.prompt_logprobs(prompt.facts),
@@ -231,4 +234,4 @@ class ChatFormat:
         return self._context.prompt_logprobs(facts) or UNSET
 
     def _encode(self, choices: list[ChunkChoice], **fields: Any) -> bytes:
-        return self._chunk_head + msgspec.json.encode(Chunk(choices=choices, **fields))[1:]
+        return msgspec.json.encode(Chunk(**self._head, choices=choices, **fields))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from triptych.float32 import float32_texts
 from triptych.json_bodies import Count
 from triptych.reply import ReplySpec
 from triptych.response_template import Channel
@@ -276,10 +275,9 @@ def _candidates(delta: ChoiceDelta, rules: TextRules) -> list[Candidates]:
     logprobs, most = delta.logprobs, rules.num_candidates
     if logprobs is None or most == 0:
         return [Candidates()] * len(delta.token_ids)
-    texts = float32_texts(logprobs.logprobs)
     columns, start = [], 0
     for count in logprobs.counts:
         cut = start + (count if most is None or most > count else most)
-        columns.append(Candidates(logprobs.token_ids[start:cut], texts[start:cut]))
+        columns.append(Candidates(logprobs.token_ids[start:cut], logprobs.logprobs[start:cut]))
         start += count
     return columns

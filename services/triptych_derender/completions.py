@@ -14,7 +14,6 @@ from triptych_derender.formats import (
     PromptReply,
     ReplyContext,
     StreamUsage,
-    chunk_head,
     full_usage,
     stream_usage,
 )
@@ -61,8 +60,10 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows a chunk's head."""
-
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
     choices: list[ChunkChoice]
     usage: StreamUsage | UnsetType | None = UNSET
     system_fingerprint: UnsetType | None = UNSET
@@ -73,7 +74,6 @@ class CompletionFormat:
 
     def __init__(self, context: ReplyContext) -> None:
         self._context = context
-        self._chunk_head = chunk_head("text_completion", context)
 
     def whole(self, prompts: list[PromptReply], *, num_choices: int, usage: Usage) -> bytes:
         choices = [
@@ -81,14 +81,7 @@ class CompletionFormat:
             for number, prompt in enumerate(prompts)
             for index, piece in sorted(prompt.pieces.items())
         ]
-        reply = Reply(
-            id=self._context.request_id,
-            created=self._context.created,
-            model=self._context.spec.model,
-            choices=choices,
-            usage=usage,
-        )
-        return msgspec.json.encode(reply)
+        return msgspec.json.encode(Reply(**self._head(), choices=choices, usage=usage))
 
     def chunks(
         self, updates: list[ChoiceUpdate], facts: PromptFacts, usage: Usage | None
@@ -145,4 +138,12 @@ class CompletionFormat:
         return len(facts.token_ids or ()) if self._context.spec.echo else 0
 
     def _encode(self, choices: list[ChunkChoice], **fields: Any) -> bytes:
-        return self._chunk_head + msgspec.json.encode(Chunk(choices=choices, **fields))[1:]
+        return msgspec.json.encode(Chunk(**self._head(), choices=choices, **fields))
+
+    def _head(self) -> dict[str, Any]:
+        context = self._context
+        return {
+            "id": context.request_id,
+            "created": context.created,
+            "model": context.spec.model,
+        }

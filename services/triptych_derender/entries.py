@@ -1,17 +1,16 @@
 """Logprob entries as JSON: chat's list of objects, completions' arrays, and prompt logprobs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from triptych.float32 import float32_texts
 from triptych.logprobs import Candidate, Logprobs
 from triptych.wire import MAX_TOKEN_ID
 from triptych_derender.fragments import (
-    ChatFragment,
-    ChatFragments,
+    ChatTemplates,
     CompletionFragments,
     TokenNames,
-    chat_fragment,
+    candidate_template,
     id_name,
 )
 from triptych_derender.lanes import Entry
@@ -25,7 +24,7 @@ class EntryWriter:
     def __init__(self, table: TokenTable, *, as_token_ids: bool) -> None:
         self._table = table
         self._as_token_ids = as_token_ids
-        self._chat = ChatFragments(self._names(b"", skip_special=True))
+        self._chat = ChatTemplates(self._names(b"", skip_special=True))
         self._completion = CompletionFragments(self._names(b"", skip_special=True))
 
     def chat(
@@ -41,32 +40,31 @@ class EntryWriter:
         A token without a score is left out. ``hides_tokens``: of a token that another channel
         shares, id and alternatives are left out.
         """
+        values = _value_texts(entries)
         written = []
         for entry in entries:
-            ids, texts, held = entry.candidates.ids, entry.candidates.texts, entry.held
+            ids, held = entry.candidates.ids, entry.held
             if not ids:
                 continue
+            texts = list(islice(values, len(ids)))
             by_id = self._chat if not held else self._held_chat(held, skip_special=skip_special)
-            shown = [by_id[token_id] for token_id in ids[:top_logprobs]]
-            own = by_id[ids[0]]
+            templates = [by_id[token_id] for token_id in ids]
+            own = templates[0]
             if entry.part is not None:
                 own = self._part(entry, entry.part, is_hidden=hides_tokens)
-                shown = [own][:top_logprobs] if hides_tokens else shown
-            alternatives = [
-                b"%b%b%b}" % (before, text, after)
-                for (before, after), text in zip(shown, texts, strict=False)
-            ]
+                templates = [own] if hides_tokens else templates
             # the entry is its own candidate's object with one more field
-            position = (own.before, texts[0], own.after, b",".join(alternatives))
-            written.append(b'%b%b%b,"top_logprobs":[%b]}' % position)
+            position = b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(templates[:top_logprobs]))
+            written.append(position % (texts[0], *texts[: len(templates)][:top_logprobs]))
         return b"[%b]" % b",".join(written)
 
     def completion(self, entries: Sequence[Entry], *, skip_special: bool) -> bytes:
         """Completions' ``logprobs`` object. A token without a score has null in two arrays."""
+        values = _value_texts(entries)
         tokens, token_logprobs, top_logprobs = [], [], []
         for entry in entries:
             fragments = self._completion_fragments(entry.held, skip_special=skip_special)
-            texts = entry.candidates.texts
+            texts = list(islice(values, len(entry.candidates.ids)))
             tokens.append(fragments[entry.token_id].token)
             token_logprobs.append(texts[0] if texts else b"null")
             top_logprobs.append(_candidate_dict(fragments, entry.candidates.ids, texts))
@@ -77,21 +75,21 @@ class EntryWriter:
             b",".join(top_logprobs),
         )
 
-    def _part(self, entry: Entry, part: bytes, *, is_hidden: bool) -> ChatFragment:
+    def _part(self, entry: Entry, part: bytes, *, is_hidden: bool) -> bytes:
         """The object of a token that spans channels, with what this one has of it."""
         if is_hidden or not self._as_token_ids:
             token = push_bytes(entry.held, part)[0]
         else:
             token = id_name(entry.token_id)
-        return chat_fragment(token, part, None if is_hidden else entry.token_id)
+        return candidate_template(token, part, None if is_hidden else entry.token_id)
 
     def _names(self, held: bytes, *, skip_special: bool) -> TokenNames:
         return TokenNames(
             self._table, held=held, skip_special=skip_special, as_token_ids=self._as_token_ids
         )
 
-    def _held_chat(self, held: bytes, *, skip_special: bool) -> ChatFragments:
-        return ChatFragments(self._names(held, skip_special=skip_special))
+    def _held_chat(self, held: bytes, *, skip_special: bool) -> ChatTemplates:
+        return ChatTemplates(self._names(held, skip_special=skip_special))
 
     def _completion_fragments(self, held: bytes, *, skip_special: bool) -> CompletionFragments:
         if not held:
@@ -138,8 +136,15 @@ def _first_ids(logprobs: Logprobs) -> list[int]:
     ]
 
 
+def _value_texts(entries: Sequence[Entry]) -> Iterator[bytes]:
+    values: list[float] = []
+    for entry in entries:
+        values += entry.candidates.logprobs
+    return iter(float32_texts(values))
+
+
 def _candidate_dict(
-    fragments: CompletionFragments, token_ids: Sequence[int], texts: Sequence[bytes]
+    fragments: CompletionFragments, token_ids: Sequence[int], texts: list[bytes]
 ) -> bytes:
     if not texts:
         return b"null"

@@ -17,6 +17,7 @@ from triptych_derender.token_table import TokenTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from triptych.response_template import Channel
     from triptych_derender.lanes import Entry
 
 
@@ -84,27 +85,28 @@ class ReplyContext:
         """The ``logprobs`` field; null unless asked and scored."""
         if not self.spec.logprobs:
             return None
-        others = {} if piece.channels is None else piece.channels.entries
-        entries = [*piece.entries, *chain.from_iterable(others.values())]
+        channels: dict[Channel, Sequence[Entry]] = {"content": piece.entries}
+        entries = piece.entries
+        if piece.channels is not None:
+            channels |= piece.channels.entries
+            entries = list(chain.from_iterable(channels.values()))
         is_scored = bool(entries) and piece.is_scored
         if not is_scored and not any(entry.candidates.ids for entry in entries):
             return None
-        if self.spec.endpoint == "completions":
-            skip_special = self.spec.skip_special_tokens
-            return msgspec.Raw(self.writer.completion(entries, skip_special=skip_special))
-        lists = [b'"%b":%b' % (name.encode(), self._listed(each)) for name, each in others.items()]
-        return msgspec.Raw(b'{"content":%b}' % b",".join([self._listed(piece.entries), *lists]))
-
-    def _listed(self, entries: "Sequence[Entry]") -> bytes:
-        """One channel's list in chat's ``logprobs``."""
-        spec = self.spec
+        spec, writer = self.spec, self.writer
+        if spec.endpoint == "completions":
+            return msgspec.Raw(writer.completion(entries, skip_special=spec.skip_special_tokens))
         shown = spec.top_logprobs
-        return self.writer.chat(
-            entries,
-            top_logprobs=None if shown is None or shown < 0 else shown,
-            skip_special=spec.skip_special_tokens,
-            hides_tokens=not spec.include_reasoning,
-        )
+        lists = []
+        for name, each in channels.items():
+            written = writer.chat(
+                each,
+                top_logprobs=None if shown is None or shown < 0 else shown,
+                skip_special=spec.skip_special_tokens,
+                hides_tokens=not spec.include_reasoning,
+            )
+            lists.append(b'"%b":%b' % (name.encode(), written))
+        return msgspec.Raw(b"{%b}" % b",".join(lists))
 
     def prompt_logprobs(self, facts: PromptFacts) -> msgspec.Raw | None:
         """The ``prompt_logprobs`` field; null unless asked and given."""
@@ -125,17 +127,6 @@ class ReplyContext:
 
     def prompt_ids(self, facts: PromptFacts) -> list[int] | None:
         return facts.token_ids if self.spec.return_token_ids else None
-
-
-def chunk_head(kind: str, context: ReplyContext) -> bytes:
-    """How every chunk of a reply begins, up to its choices."""
-    head = {
-        "id": context.request_id,
-        "object": kind,
-        "created": context.created,
-        "model": context.spec.model,
-    }
-    return msgspec.json.encode(head)[:-1] + b","
 
 
 def stream_usage(usage: Usage | None) -> StreamUsage | msgspec.UnsetType:

@@ -52,25 +52,20 @@ class TokenNames:
         return bytes_name(self.table.token_bytes(token_id))
 
 
-class ChatFragment(NamedTuple):
-    """Chat's object of one candidate: before its value, and after it up to the brace."""
-
-    before: bytes
-    after: bytes
-
-
-class ChatFragments(dict[int, ChatFragment]):
-    """Chat's candidate objects by token id, made on first use."""
+class ChatTemplates(dict[int, bytes]):
+    """Chat's candidate objects by token id, made on first use; ``%b`` stands for the value."""
 
     def __init__(self, names: TokenNames) -> None:
         super().__init__()
         self._names = names
 
-    def __missing__(self, token_id: int) -> ChatFragment:
+    def __missing__(self, token_id: int) -> bytes:
         names = self._names
-        fragment = chat_fragment(names.token(token_id), names.table.token_bytes(token_id), token_id)
-        self[token_id] = fragment
-        return fragment
+        template = candidate_template(
+            names.token(token_id), names.table.token_bytes(token_id), token_id
+        )
+        self[token_id] = template
+        return template
 
 
 class CompletionFragments(dict[int, CompletionFragment]):
@@ -105,12 +100,13 @@ class CompletionFragments(dict[int, CompletionFragment]):
             taken.add(items[position])
 
 
-def chat_fragment(token: str, raw: bytes, token_id: int | None) -> ChatFragment:
-    """Chat's object of a candidate."""
+def candidate_template(token: str, raw: bytes, token_id: int | None) -> bytes:
+    """Chat's object of one candidate; ``%b`` stands for the value."""
     shown_id = b"null" if token_id is None else b"%d" % token_id
-    return ChatFragment(
-        before=b'{"token":%b,"logprob":' % msgspec.json.encode(token),
-        after=b',"bytes":%b,"token_id":%b' % (msgspec.json.encode(list(raw)), shown_id),
+    return b'{"token":%b,"logprob":%%b,"bytes":%b,"token_id":%b}' % (
+        _literal(token),
+        msgspec.json.encode(list(raw)),
+        shown_id,
     )
 
 

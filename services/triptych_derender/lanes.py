@@ -23,13 +23,13 @@ _TextEnd = Annotated[int, msgspec.Meta(ge=-1)]
 
 
 class Candidates:
-    """Ids of a position, sampled first, and their logprobs as JSON; ``stream_state`` packs them."""
+    """Ids and logprobs of a position, sampled first; ``stream_state`` packs them."""
 
-    __slots__ = ("ids", "texts")
+    __slots__ = ("ids", "logprobs")
 
-    def __init__(self, ids: Sequence[int] = (), texts: Sequence[bytes] = ()) -> None:
+    def __init__(self, ids: Sequence[int] = (), logprobs: Sequence[float] = ()) -> None:
         self.ids = ids
-        self.texts = texts
+        self.logprobs = logprobs
 
 
 class Entry(msgspec.Struct, array_like=True, gc=False):

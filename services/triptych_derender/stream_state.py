@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from triptych.errors import InvalidRequestError
-from triptych.float32 import float32_texts
 from triptych.wire import MAX_TOKEN_ID
 from triptych_derender.checks import MAX_CHOICES
 from triptych_derender.choice import ChoiceState, TextRules
@@ -117,7 +116,7 @@ def _decompressed(content: bytes) -> bytes:
 def _pack(value: Any) -> Any:
     """Columns of ids as uint32 and of logprobs as float32: answers show no more than that."""
     if isinstance(value, Candidates):
-        return _columns(value.ids, list(map(float, value.texts)))
+        return _columns(value.ids, value.logprobs)
     assert isinstance(value, QueuedTokens)
     ids = array("I", [entry.token_id for entry in value.entries]).tobytes()
     return [ids, [entry.candidates for entry in value.entries if entry.candidates.ids]]
@@ -145,7 +144,7 @@ def _unpack_candidates(packed: Any) -> Candidates:
     logprobs.frombytes(packed[len(packed) // 2 :])
     if len(ids) != len(logprobs):
         raise ValueError("more ids than values")
-    return Candidates(ids, float32_texts(logprobs))
+    return Candidates(ids, logprobs.tolist())
 
 
 def _unpack_ids(packed: Any) -> list[int]:

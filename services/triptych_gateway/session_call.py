@@ -136,7 +136,7 @@ class SessionCall:
                 await connect(
                     lambda: self._stream, host, port, ssl=self._door.tls, server_hostname=name
                 )
-        except (OSError, TimeoutError) as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
             self._end("UNAVAILABLE", str(error))
 
     def _look(self) -> None:

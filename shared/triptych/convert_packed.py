@@ -13,7 +13,6 @@ from triptych.convert import (
     logprobs_to_proto,
 )
 from triptych.errors import InvalidRequestError, TriptychError
-from triptych.float32 import Float32Column
 from triptych.logprobs import Logprobs
 from triptych.rpc_errors import read_error
 from triptych.v1 import generate_pb2
@@ -147,7 +146,6 @@ def _unpack_choices(message: generate_pb2.PackedDeltas) -> list[ChoiceDelta]:
         ("logprobs.counts", len(scores.counts), sum(compress(num_tokens, are_scored))),
     )
     stops = {row: _stop_from_proto(stop) for row, stop in message.stops.items()}
-    column = Float32Column(scores.logprobs)
     choices, start, first, entry = [], 0, 0, 0
     for row, num in enumerate(num_tokens):
         logprobs = None
@@ -157,7 +155,7 @@ def _unpack_choices(message: generate_pb2.PackedDeltas) -> list[ChoiceDelta]:
             logprobs = Logprobs(
                 counts=counts,
                 token_ids=scores.token_ids[entry:last_entry],
-                logprobs=column.part(entry, last_entry),
+                logprobs=scores.logprobs[entry:last_entry],
                 ranks=scores.ranks[entry:last_entry],
             )
             first, entry = first + num, last_entry

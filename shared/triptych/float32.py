@@ -12,43 +12,12 @@ from triptych.logprobs import MIN_LOGPROB
 _MAX = float(np.finfo(np.float32).max)
 
 
-class Float32Column:
-    """Values that came together; their texts are made together, when the first are asked for.
-
-    Making them costs 100 µs where the code for it is in no cache, and then 0.1 µs each.
-    """
-
-    def __init__(self, values: list[float]) -> None:
-        self._values = values
-        self._texts: list[bytes] | None = None
-
-    def part(self, start: int, end: int) -> "Float32Part":
-        part = Float32Part(self._values[start:end])
-        part.column, part.start = self, start
-        return part
-
-    def texts(self, start: int, end: int) -> list[bytes]:
-        if self._texts is None:
-            self._texts = float32_texts(self._values)
-        return self._texts[start:end]
-
-
-class Float32Part(list[float]):
-    """Some values of a column, not to be changed."""
-
-    __slots__ = ("column", "start")
-    column: Float32Column
-    start: int
-
-
 def float32_texts(values: Sequence[float]) -> list[bytes]:
     """Each value as the shortest JSON number that reads back as the same float32.
 
     Minus infinity and NaN leave as -9999.0, plus infinity as the largest float32, minus zero as
     0.0, so that every text is valid JSON.
     """
-    if type(values) is Float32Part:
-        return values.column.texts(values.start, values.start + len(values))
     if not values:
         return []
     packed = array("f", values)  # a float64 beyond the float32 range becomes infinite

@@ -41,7 +41,7 @@ class Tls:
         """What ``channel_credentials`` is, for a session's connection."""
         context = ssl.create_default_context(cafile=self.ca)
         if self.cert is not None:
-            context.load_cert_chain(self.cert, self.key)
+            context.load_cert_chain(self.cert, self.key, password=lambda: "")
         context.set_alpn_protocols(["h2"])
         return context
 
