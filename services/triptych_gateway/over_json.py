@@ -101,7 +101,7 @@ class _HttpErrors:
             raise UnavailableError(f"{self._name} is not reachable", retry_after_s=1) from error
         if isinstance(error, TimeoutError | httpx.TimeoutException):
             raise DeadlineError(f"{self._name} did not answer in time") from error
-        if isinstance(error, httpx.TransportError):
+        if isinstance(error, httpx.RequestError):
             raise UnavailableError(f"{self._name} broke off: {error}", retry_after_s=1) from error
 
 

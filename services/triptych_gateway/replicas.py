@@ -172,11 +172,15 @@ class ReplicaSet(Generic[_LinkT]):
     async def _probe(self, replica: Replica[_LinkT]) -> None:
         options, clock = self._options, asyncio.get_running_loop().time
         start = clock()
-        info = failure = None
+        info = None
+        failure: Exception | None = None
         try:
             async with asyncio.timeout(min(_PROBE_TIMEOUT_S, options.hang_timeout_s / 3)):
                 info = await replica.connection.probe()
         except (TimeoutError, TriptychError) as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001  # nobody would probe it again
+            _log.exception("a probe of %s at %s failed", self.panel, replica.address)
             failure = error
         before, capacity = replica.state, replica.capacity  # a request may have failed meanwhile
         if failure is None:

@@ -56,7 +56,7 @@ class FakeWorker:
     name: str = "w"
     faults: list[Fault] = field(default_factory=list)
     said: ModelInfo = field(default_factory=info)
-    probe_error: TriptychError | None = None
+    probe_error: Exception | None = None
     is_silent: bool = False
     requests: list[GenerateRequest] = field(default_factory=list)
     num_open: int = 0

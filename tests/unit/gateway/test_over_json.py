@@ -345,6 +345,12 @@ async def test_silence_ends_at_the_deadline(pieces: tuple[bytes, ...]) -> None:
     assert isinstance(error, DeadlineError)
 
 
+async def test_answer_that_cannot_be_decoded_is_unavailable() -> None:
+    vllm = FakeVllm(b"no gzip", headers={"content-encoding": "gzip"})
+    _, error = await given_until_error(vllm)
+    assert isinstance(error, UnavailableError)
+
+
 async def test_nothing_that_listens_is_unavailable() -> None:
     (port,) = free_ports(1)
     link = generate_link(f"http://127.0.0.1:{port}", timeout_s=5)

@@ -132,6 +132,15 @@ async def test_replica_is_not_used_before_it_has_answered() -> None:
         await until_state(replicas, up=2)
 
 
+async def test_probe_that_fails_as_nobody_thought_is_not_the_last() -> None:
+    worker = FakeWorker("a")
+    async with fake_workers(worker) as replicas:
+        worker.probe_error = KeyError("what")
+        await until_state(replicas, down=1)
+        worker.probe_error = None
+        await until_state(replicas, up=1)
+
+
 async def test_replica_under_suspicion_is_asked_at_once() -> None:
     worker = FakeWorker("a")
     async with fake_workers(worker, options=WatchOptions(probe_every_s=60)) as replicas:
