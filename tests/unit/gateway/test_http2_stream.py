@@ -98,6 +98,7 @@ class Pair:
         overhead = 0 if padding is None else padding + 1
         while data:
             room = min(self.server.local_flow_control_window(1), 16_384) - overhead
+            assert room > 0, "the stream's window leaks"
             part, data = data[:room], data[room:]
             self.server.send_data(1, part, pad_length=padding)
             self.exchange()
@@ -171,6 +172,14 @@ def test_bytes_come_whole_both_ways_in_any_cut_under_any_window(
     assert pair.received == written
     assert not pair.owner.ends
     assert [each[":status"] for each in pair.owner.headers] == ["200"]
+
+
+@pytest.mark.parametrize("padding", [None, 255])
+def test_windows_do_not_leak(padding: int | None) -> None:
+    pair = Pair()
+    for _ in range(500):
+        pair.send(b"x" * 400, padding=padding)
+    assert pair.owner.data == b"x" * 200_000
 
 
 def test_owner_is_told_when_there_is_room_again() -> None:
