@@ -67,6 +67,7 @@ class Http2Stream(asyncio.Protocol):
         self._num_unacknowledged = 0
         self._outgoing = bytearray()
         self._is_paused = False
+        # what the other end takes, until it says otherwise (RFC 9113, 6.5.2 and 6.9.2)
         self._max_frame = 16_384
         self._initial_window = self._stream_window = self._connection_window = 65_535
         self.num_received = 0
@@ -111,13 +112,14 @@ class Http2Stream(asyncio.Protocol):
         start = 0
         try:
             while len(data) - start >= _HEADER_LEN and self._owner is not None:
-                end = start + _HEADER_LEN + int.from_bytes(data[start : start + 3], "big")
-                if end - start - _HEADER_LEN > _MAX_FRAME:
+                length = int.from_bytes(data[start : start + 3], "big")
+                if length > _MAX_FRAME:
                     raise ConnectionError("a frame is too long")
-                if end > len(data):
+                body = start + _HEADER_LEN
+                if body + length > len(data):
                     break
-                self._take_frame(data, start, end)
-                start = end
+                self._take_frame(data[start:body], data[body : body + length])
+                start = body + length
         except (ConnectionError, HyperframeError, hpack.HPACKError) as error:
             self._lose(f"it broke HTTP/2: {error}")
         self._received = data[start:]
@@ -134,14 +136,14 @@ class Http2Stream(asyncio.Protocol):
 
     # frames that come
 
-    def _take_frame(self, data: bytes, start: int, end: int) -> None:
-        if data[start + 3] != _DATA or data[start + 4]:
-            header, body = data[start : start + _HEADER_LEN], data[start + _HEADER_LEN : end]
-            frame, _ = Frame.parse_frame_header(memoryview(header))
-            frame.parse_body(memoryview(body))
-            self._take(frame)
+    def _take_frame(self, header: bytes, body: bytes) -> None:
+        kind, flags = header[3:5]
+        if kind == _DATA and not flags:
+            self._take_data(body, len(body))
             return
-        self._take_data(data[start + _HEADER_LEN : end], end - start - _HEADER_LEN)
+        frame, _ = Frame.parse_frame_header(memoryview(header))
+        frame.parse_body(memoryview(body))
+        self._take(frame)
 
     def _take_data(self, data: bytes, num_bytes: int) -> None:
         assert self._owner is not None, "frames are taken for an owner"

@@ -23,7 +23,7 @@ class PanelSession(ABC, Generic[_StepT]):
     """
 
     def __init__(self, door: SessionDoor, step: type[_StepT]) -> None:
-        """``step``: what comes."""
+        """``step``: the message that the panel sends."""
         self._door = door
         self._name = door.name
         self._step = step

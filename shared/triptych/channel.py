@@ -1,7 +1,7 @@
 """A gRPC channel whose calls carry metadata, without the cost of interceptors.
 
-An interceptor of grpc.aio passes every message of a bidirectional stream through a queue of its
-own; this adds to a call's metadata once.
+An interceptor of grpc.aio makes a task for every call, and more for a stream; this adds to a call's
+metadata once.
 """
 
 from collections.abc import Callable, Sequence

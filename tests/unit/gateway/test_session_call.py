@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
 import trustme
 from h2.config import H2Configuration
@@ -17,9 +18,11 @@ from h2.events import RequestReceived
 from h2.exceptions import ProtocolError
 
 from support.stack import free_ports
-from triptych.errors import UnavailableError
+from triptych.errors import InvalidRequestError, UnavailableError
 from triptych.hops import NO_HOPS, Hops, Tls
 from triptych.rpc import RpcServer
+from triptych.v1 import generate_pb2, render_pb2
+from triptych_gateway.render_session import RenderSession
 from triptych_gateway.session_call import SessionCall, SessionDoor, session_door
 
 SECRET = b"0123456789abcdef"
@@ -51,6 +54,11 @@ class Owner:
         self.end.set_result(error)
 
 
+Behaviour = Callable[
+    [AsyncIterator[bytes], grpc.aio.ServicerContext[bytes, bytes]], AsyncIterator[bytes]
+]
+
+
 async def echo(
     requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
 ) -> AsyncIterator[bytes]:
@@ -62,10 +70,10 @@ async def echo(
 
 
 @contextlib.asynccontextmanager
-async def server(hops: Hops = NO_HOPS) -> AsyncIterator[str]:
-    """Where a server of ours echoes."""
+async def server(hops: Hops = NO_HOPS, session: Behaviour = echo) -> AsyncIterator[str]:
+    """Where a server of ours does ``session``."""
     rpc = RpcServer([SERVICE])
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(echo)
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(session)
     rpc.server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
     )
@@ -226,3 +234,35 @@ async def test_server_that_speaks_no_tls_is_not_reachable() -> None:
         owner = Owner()
         owner.open(replace(door, tls=ssl.create_default_context()))
         assert await end_of(owner) == "render is not reachable"
+
+
+async def test_message_that_cannot_be_read_fails_the_session_and_the_next_one_is_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    num_calls = 0
+
+    async def answer(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> AsyncIterator[bytes]:
+        nonlocal num_calls
+        num_calls += 1
+        async for each in requests:
+            if num_calls == 1:
+                yield b"\xff"
+                continue
+            (submit,) = render_pb2.RenderCommands.FromString(each).submits
+            error = InvalidRequestError("no chat").body()
+            body = msgspec.json.encode(error)
+            refused = generate_pb2.RequestError(
+                key=submit.key, grpc_code=InvalidRequestError.grpc_code, body=body
+            )
+            yield render_pb2.RenderStep(errors=[refused]).SerializeToString()
+
+    async with server(session=answer) as target:
+        session = RenderSession(session_door("render", target, "RenderService"))
+        with pytest.raises(UnavailableError, match="the session with render broke"):
+            await session.render("chat", b"{}", "first", timeout_s=20)
+        with pytest.raises(InvalidRequestError, match="no chat"):
+            await session.render("chat", b"{}", "second", timeout_s=20)
+        session.close()
+    assert "the session with render broke" in caplog.text
