@@ -3,11 +3,13 @@
 Fields and their order are those that vLLM answers; fields that exist only there are null.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from triptych.response_template import Channel
 from triptych.wire import Usage
 from triptych_derender.formats import (
     PromptFacts,
@@ -18,8 +20,12 @@ from triptych_derender.formats import (
     stream_usage,
 )
 from triptych_derender.pieces import Piece
+from triptych_derender.plain import PlainForm
 from triptych_derender.prompts import ChoiceUpdate
 from triptych_derender.tool_calls import ToolCall, call_deltas, whole_calls
+
+#: Stands for what a chunk has of its own.
+_PLACE = msgspec.Raw(b'"\\u0000"')
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +70,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType | None = UNSET
-    content: str | None
+    content: str | msgspec.Raw | None
     reasoning: UnsetType | None = UNSET
-    reasoning_content: str | UnsetType = UNSET
+    reasoning_content: str | msgspec.Raw | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -76,7 +82,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: msgspec.Raw | None
     finish_reason: str | None
     stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | UnsetType | None = UNSET
+    token_ids: list[int] | msgspec.Raw | UnsetType | None = UNSET
     weight_versions: UnsetType | None = UNSET
 
 
@@ -188,6 +194,33 @@ class ChatFormat:
             reasoning_content=piece.channels.reasoning or UNSET,
             tool_calls=calls or UNSET,
             **fields,
+        )
+
+    def plain_form(self, index: int, channels: Sequence[Channel], channel: Channel) -> PlainForm:
+        """How plain tokens of ``channel`` are written, as ``chunks`` does it.
+
+        Args:
+            index: of the choice.
+            channels: those of its tokens that the client sees.
+            channel: the tokens' own.
+        """
+        is_content = channel == "content"
+        delta = Delta(
+            content=_PLACE if is_content else None,
+            reasoning_content=UNSET if is_content else _PLACE,
+        )
+        choice = ChunkChoice(
+            index=index, delta=delta, logprobs=_PLACE, finish_reason=None, token_ids=_PLACE
+        )
+        before_text, before_logprobs, before_ids, end = self._encode([choice]).rsplit(
+            bytes(_PLACE), 3
+        )
+        return PlainForm(
+            parts=(before_text, before_logprobs, before_ids, end),
+            logprobs_parts=self._context.plain_logprobs_parts(channels, channel),
+            templates=self._context.writer.templates,
+            num_shown=self._context.num_shown,
+            shows_ids=self._context.spec.return_token_ids,
         )
 
     def _role_chunk(self, index: int, facts: PromptFacts, usage: Usage | None) -> bytes:

@@ -23,8 +23,9 @@ from triptych_derender.token_table import TokenTable
 
 #: Channels whose text a client reads, and in which stop strings count.
 TEXT_CHANNELS: tuple[Channel, ...] = ("content", "reasoning_content")
+_ALL_CHANNELS: tuple[Channel, ...] = ("content", "reasoning_content", "tool_calls", "markup")
 #: What a client sees who does not want reasoning.
-_VISIBLE: frozenset[Channel] = frozenset({"content", "tool_calls"})
+_VISIBLE: tuple[Channel, ...] = ("content", "tool_calls")
 
 
 class ChoiceState(msgspec.Struct, array_like=True):
@@ -91,8 +92,11 @@ def open_choice(state: ChoiceState, rules: TextRules) -> "Choice":
 class Choice:
     """One choice of a reply without channels: every token is content."""
 
+    #: Those of whose tokens the client sees logprobs, in their order.
+    channels: tuple[Channel, ...] = ("content",)
+
     def __init__(self, state: ChoiceState, rules: TextRules) -> None:
-        self._rules = rules
+        self.rules = rules
         self._lanes = {name: self._new_lane(name, each) for name, each in state.lanes.items()}
         self._content = self._lane("content")
         self._finish_reason: EndReason | None = None
@@ -107,8 +111,8 @@ class Choice:
         if self.is_done:
             return Piece()
         self._is_scored = delta.logprobs is not None
-        candidates = _candidates(delta, self._rules)
-        stop_position = _dropped_stop_position(delta, self._rules) if delta.finish_reason else None
+        candidates = _candidates(delta, self.rules)
+        stop_position = _dropped_stop_position(delta, self.rules) if delta.finish_reason else None
         for position, token_id in enumerate(delta.token_ids):
             self.num_tokens += 1
             entry = Entry(token_id, candidates[position])
@@ -119,6 +123,18 @@ class Choice:
             self._end_output(delta)
         self.is_done = self._finish_reason is not None
         return self._release()
+
+    def plain_channel(self, text: str) -> Channel | None:
+        """Where ``text`` of whole tokens goes, if all of it goes out at once, and nothing else.
+
+        None: only ``feed`` can tell.
+        """
+        return "content" if not self.is_done and self._content.is_plain(text) else None
+
+    def take_plain(self, channel: Channel, text: str, num_tokens: int) -> None:
+        """Note of ``text``, which went out, what ``feed`` would have noted of its tokens."""
+        self.num_tokens += num_tokens
+        self._lanes[channel].take_plain(text)
 
     def state(self) -> ChoiceState:
         return ChoiceState(
@@ -132,12 +148,12 @@ class Choice:
         if is_dropped or self._is_skipped(entry):
             self._content.push_silent(entry)
         else:
-            match = self._content.push(entry, may_stop=self.num_tokens > self._rules.min_tokens)
+            match = self._content.push(entry, may_stop=self.num_tokens > self.rules.min_tokens)
             if match is not None:
                 self._cut("content", match)
 
     def _is_skipped(self, entry: Entry) -> bool:
-        return self._rules.skip_special and entry.token_id in self._rules.table.special_ids
+        return self.rules.skip_special and entry.token_id in self.rules.table.special_ids
 
     def _end_output(self, delta: ChoiceDelta) -> None:
         """Generate finished the sequence: all held text comes out."""
@@ -163,14 +179,14 @@ class Choice:
         return lane
 
     def _new_lane(self, channel: Channel, state: LaneState) -> Lane:
-        stops = self._rules.stops if channel in TEXT_CHANNELS else ()
-        return Lane(state, self._rules.table, stops)
+        stops = self.rules.stops if channel in TEXT_CHANNELS else ()
+        return Lane(state, self.rules.table, stops)
 
     def _cut(self, channel: Channel, match: StopMatch) -> None:
         """``match`` is complete: text ends before it, entries with the token just pushed."""
         for name, lane in self._lanes.items():
             if name == channel:
-                lane.cut(match, include_stop=self._rules.include_stop)
+                lane.cut(match, include_stop=self.rules.include_stop)
             else:
                 lane.flush()
         self._finish_reason, self._stop_reason, self.is_cut = "stop", match.stop, True
@@ -191,14 +207,24 @@ class _SplitChoice(Choice):
         self._splitter = Splitter(split, rules.split, self._queue, self)
         self._calls: list[CallDelta] = []
         self._token_ids: list[int] = []
+        self.channels = _ALL_CHANNELS if rules.shows_reasoning else _VISIBLE
+
+    def plain_channel(self, text: str) -> Channel | None:
+        channel = None if self.is_done else self._splitter.plain_channel(text)
+        lane = self._lanes.get(channel) if channel in self.channels else None
+        return channel if lane is not None and lane.is_plain(text) else None
+
+    def take_plain(self, channel: Channel, text: str, num_tokens: int) -> None:
+        super().take_plain(channel, text, num_tokens)
+        self._splitter.take_plain(text)
 
     def state(self) -> ChoiceState:
         split = SplitState() if self.is_done else self._splitter.state()
         return msgspec.structs.replace(super().state(), split=split)
 
     def place(self, entry: Entry, shares: dict[Channel, bytes], num_later: int) -> None:
-        shows_all = self._rules.shows_reasoning
-        is_visible = len(shares) == 1 and _VISIBLE.issuperset(shares)
+        shows_all = self.rules.shows_reasoning
+        is_visible = len(shares) == 1 and not shares.keys().isdisjoint(_VISIBLE)
         if self._finish_reason is None and (shows_all or is_visible):
             self._token_ids.append(entry.token_id)
         for channel, raw in shares.items():
@@ -220,7 +246,7 @@ class _SplitChoice(Choice):
             super()._end_output(delta)
 
     def _release(self) -> Piece:
-        shown = self._rules.shows_reasoning
+        shown = self.rules.shows_reasoning
         text, entries = self._release_from("content")
         reasoning, reasoning_entries = self._release_from("reasoning_content")
         others: dict[Channel, list[Entry]] = {
@@ -240,7 +266,7 @@ class _SplitChoice(Choice):
             channels=ChannelPiece(
                 reasoning=reasoning if shown else "",
                 calls=calls,
-                entries={name: each for name, each in others.items() if shown or name in _VISIBLE},
+                entries={name: each for name, each in others.items() if name in self.channels},
                 token_ids=token_ids,
             ),
         )
@@ -256,7 +282,7 @@ class _SplitChoice(Choice):
     def _push_share(self, channel: Channel, entry: Entry, num_later: int) -> None:
         """A token or its part, after which ``num_later`` tokens came already."""
         num_tokens = self.num_tokens - num_later
-        match = self._lane(channel).push(entry, may_stop=num_tokens > self._rules.min_tokens)
+        match = self._lane(channel).push(entry, may_stop=num_tokens > self.rules.min_tokens)
         if match is not None:
             self.num_tokens = num_tokens
             self._cut(channel, match)

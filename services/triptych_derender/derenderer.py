@@ -166,7 +166,8 @@ class Derenderer:
         """
         body = self._format(spec, request_id=request_id, created=created)
         rules = [self._prompt_rules(spec, spec.n, ids) for ids in prompts]
-        return ReplyStream(spec, rules, body, list(prompts))
+        plain_form = body.plain_form if isinstance(body, ChatFormat) else None
+        return ReplyStream(spec, rules, body, list(prompts), plain_form)
 
     def feed_stateless(
         self,

@@ -17,14 +17,20 @@ from triptych_derender.lanes import Entry
 from triptych_derender.text_stream import push_bytes
 from triptych_derender.token_table import TokenTable
 
+#: A position's object from candidates': its own without the last brace, and those that are shown.
+POSITION = b'%b,"top_logprobs":[%b]}'
+
 
 class EntryWriter:
-    """Writes entries; keeps the fragments of tokens that follow complete characters."""
+    """Writes entries; keeps the fragments of tokens that follow complete characters.
+
+    ``templates``: chat's objects of such tokens.
+    """
 
     def __init__(self, table: TokenTable, *, as_token_ids: bool) -> None:
         self._table = table
         self._as_token_ids = as_token_ids
-        self._chat = ChatTemplates(self._names(b"", skip_special=True))
+        self.templates = ChatTemplates(self._names(b"", skip_special=True))
         self._completion = CompletionFragments(self._names(b"", skip_special=True))
 
     def chat(
@@ -47,15 +53,15 @@ class EntryWriter:
             if not ids:
                 continue
             texts = list(islice(values, len(ids)))
-            by_id = self._chat if not held else self._held_chat(held, skip_special=skip_special)
+            by_id = self.templates if not held else self._held_chat(held, skip_special=skip_special)
             templates = [by_id[token_id] for token_id in ids]
             own = templates[0]
             if entry.part is not None:
                 own = self._part(entry, entry.part, is_hidden=hides_tokens)
                 templates = [own] if hides_tokens else templates
-            # the entry is its own candidate's object with one more field
-            position = b'%b,"top_logprobs":[%b]}' % (own[:-1], b",".join(templates[:top_logprobs]))
-            written.append(position % (texts[0], *texts[: len(templates)][:top_logprobs]))
+            shown = templates[:top_logprobs]
+            position = POSITION % (own[:-1], b",".join(shown))
+            written.append(position % (texts[0], *texts[: len(shown)]))
         return b"[%b]" % b",".join(written)
 
     def completion(self, entries: Sequence[Entry], *, skip_special: bool) -> bytes:

@@ -1,5 +1,6 @@
 """What chat and completions replies have in common: the head, the writer, the choice of fields."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
@@ -8,6 +9,7 @@ import msgspec
 
 from triptych.logprobs import Logprobs
 from triptych.reply import ReplySpec
+from triptych.response_template import Channel
 from triptych.wire import Usage
 from triptych_derender.entries import EntryWriter, prompt_logprobs_json
 from triptych_derender.pieces import Piece
@@ -15,9 +17,6 @@ from triptych_derender.prompts import ChoiceUpdate
 from triptych_derender.token_table import TokenTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from triptych.response_template import Channel
     from triptych_derender.lanes import Entry
 
 
@@ -96,17 +95,33 @@ class ReplyContext:
         spec, writer = self.spec, self.writer
         if spec.endpoint == "completions":
             return msgspec.Raw(writer.completion(entries, skip_special=spec.skip_special_tokens))
-        shown = spec.top_logprobs
-        lists = []
-        for name, each in channels.items():
-            written = writer.chat(
+        lists = {
+            name: writer.chat(
                 each,
-                top_logprobs=None if shown is None or shown < 0 else shown,
+                top_logprobs=self.num_shown,
                 skip_special=spec.skip_special_tokens,
                 hides_tokens=not spec.include_reasoning,
             )
-            lists.append(b'"%b":%b' % (name.encode(), written))
-        return msgspec.Raw(b"{%b}" % b",".join(lists))
+            for name, each in channels.items()
+        }
+        return msgspec.Raw(_by_channel(lists))
+
+    def plain_logprobs_parts(
+        self, channels: Sequence[Channel], channel: Channel
+    ) -> tuple[bytes, bytes] | None:
+        """The ``logprobs`` field around the positions of ``channel``; None unless asked."""
+        if not self.spec.logprobs:
+            return None
+        place = b"\0"
+        lists = {name: b"[%b]" % (place if name == channel else b"") for name in channels}
+        before, after = _by_channel(lists).split(place)
+        return before, after
+
+    @property
+    def num_shown(self) -> int | None:
+        """Most candidates of a position that chat shows; None = all."""
+        shown = self.spec.top_logprobs
+        return None if shown is None or shown < 0 else shown
 
     def prompt_logprobs(self, facts: PromptFacts) -> msgspec.Raw | None:
         """The ``prompt_logprobs`` field; null unless asked and given."""
@@ -127,6 +142,10 @@ class ReplyContext:
 
     def prompt_ids(self, facts: PromptFacts) -> list[int] | None:
         return facts.token_ids if self.spec.return_token_ids else None
+
+
+def _by_channel(lists: dict[Channel, bytes]) -> bytes:
+    return b"{%b}" % b",".join(b'"%b":%b' % (name.encode(), each) for name, each in lists.items())
 
 
 def stream_usage(usage: Usage | None) -> StreamUsage | msgspec.UnsetType:

@@ -99,6 +99,17 @@ class Lane:
         self._texts.append(text)
         return None
 
+    def is_plain(self, text: str) -> bool:
+        """Whether ``text`` of whole tokens goes out at once, and nothing else with it."""
+        state, stops = self.state, self._stops
+        if state.held or state.tail or state.waiting:
+            return False
+        return not stops or not (find_stop(text, len(text), stops) or held_back_len(text, stops))
+
+    def take_plain(self, text: str) -> None:
+        """Note that ``text`` went out."""
+        self.state.text_len += len(text)
+
     def would_stop(self, text: str) -> bool:
         """Whether ``text`` would complete a stop string here."""
         buffer = self.state.tail + text

@@ -70,6 +70,10 @@ class Prompt:
             pieces[each.index] = piece if earlier is None else earlier.then(piece)
         return [ChoiceUpdate(index, pieces[index], index in first) for index in sorted(pieces)]
 
+    def choice(self, index: int) -> Choice:
+        """One that has begun."""
+        return self._choices[index]
+
     def state(self) -> PromptState:
         return PromptState({index: choice.state() for index, choice in self._choices.items()})
 

@@ -13,11 +13,10 @@ from transformers.utils.chat_parsing import ResponseParser
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 from triptych_derender.json_strings import StringState, hide_strings
-from triptych_derender.spans import RegionState, Span
+from triptych_derender.spans import CONTEXT_LEN, RegionState, Span
+from triptych_derender.tag_starts import tag_starts
 from triptych_derender.text_stream import characters
 
-#: Characters before the current one that the next call still sees, for patterns that look behind.
-_CONTEXT_LEN = 16
 #: A delimiter that is longer than this (code points) is text: what is held back is bounded.
 MAX_PENDING = 512
 
@@ -28,7 +27,16 @@ class RegionReader:
     def __init__(self, template: ResponseTemplate, json_fields: Set[str] = frozenset()) -> None:
         """``json_fields``: regions of JSON, which do not end inside a string."""
         self.start_anchor = template.start_anchor_re
+        self.implicit: str | None = template.implicit
+        self.fields: list[str] = list(template.fields)
         self._fresh = _Regions(template, json_fields)
+
+    def tag_starts(self, field: str | None) -> frozenset[str] | None:
+        """First characters of the tags that may come in ``field`` (as states have it) after text.
+
+        None: they may begin with anything.
+        """
+        return self._fresh.tag_starts(field)
 
     def read(
         self, state: RegionState, text: str, *, is_end: bool
@@ -63,6 +71,19 @@ class _Regions(ResponseParser):  # type: ignore[misc]  # transformers has no typ
         # A pattern may match differently when it sees more at once; then no cut may matter.
         self._step = MAX_PENDING if is_literal else 1
 
+    def tag_starts(self, field: str | None) -> frozenset[str] | None:
+        self._current = self._implicit_name if field is None else field
+        starts: set[str] = set()
+        for kind, each in self._watchlist():
+            is_open = kind == "open"
+            pattern = each.open_re if is_open else each.close_re
+            literals = each.open_literals if is_open else each.close_literals
+            some = tag_starts(pattern.pattern, literals)
+            if some is None:
+                return None
+            starts |= some
+        return frozenset(starts)
+
     def restore(self, state: RegionState) -> None:
         self.spans: list[Span] = []
         self._buffer = state.context
@@ -77,7 +98,7 @@ class _Regions(ResponseParser):  # type: ignore[misc]  # transformers has no typ
         return RegionState(
             field=self._current if is_explicit else None,
             is_open=self._opened,
-            context=characters(self._buffer[max(0, self._pos - _CONTEXT_LEN) : self._pos]),
+            context=characters(self._buffer[max(0, self._pos - CONTEXT_LEN) : self._pos]),
             string=self._string,
         )
 

@@ -4,7 +4,7 @@ Imported only where a template is used, because it imports transformers.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transformers.utils.chat_parsing import parse_response
@@ -14,7 +14,7 @@ from triptych.errors import SetupError
 from triptych.response_template import Channel, ResponseFamily
 from triptych_derender.call_reader import CallForm
 from triptych_derender.regions import RegionReader
-from triptych_derender.spans import RegionState, Span
+from triptych_derender.spans import PlainRegion, RegionState, Span
 from triptych_derender.text_stream import characters
 
 #: What transformers raises on text that a content parser does not take.
@@ -52,6 +52,10 @@ class ReplyTemplate:
                 for name, field in self._fields.items()
                 if name in self._forms
             }
+            self._plain_regions = {
+                with_calls: dict(self._list_plain_regions(with_calls=with_calls))
+                for with_calls in (False, True)
+            }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(
                 f"response template {family.name}: {error} (--response-template none does without)"
@@ -69,6 +73,9 @@ class ReplyTemplate:
 
     def channel(self, field: str | None) -> Channel:
         return "markup" if field is None else self.family.channel(field)
+
+    def plain_region(self, field: str | None, *, with_calls: bool) -> PlainRegion | None:
+        return self._plain_regions[with_calls].get(field)
 
     def is_stripped(self, field: str | None) -> bool:
         arguments = self._fields.get(field or "", {}).get("content_args") or {}
@@ -93,6 +100,14 @@ class ReplyTemplate:
         """What a prompt already says of the answer; None if its beginning is not in ``prompt``."""
         matches = list(self._with_calls.start_anchor.finditer(prompt))
         return prompt[matches[-1].end() :] if matches else None
+
+    def _list_plain_regions(self, *, with_calls: bool) -> Iterator[tuple[str | None, PlainRegion]]:
+        reader = self._with_calls if with_calls else self._without_calls
+        for field in (None, *reader.fields):
+            name = reader.implicit if field is None else field
+            channel, starts = self.channel(name), reader.tag_starts(field)
+            if starts is not None and channel in ("content", "reasoning_content"):
+                yield field, PlainRegion(channel, self.is_stripped(name), starts)
 
 
 def _call_form(field: dict[str, Any]) -> CallForm | None:

@@ -1,11 +1,15 @@
 """What a response template makes of a text: spans, and the state between them."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from triptych.response_template import Channel
 from triptych_derender.json_strings import StringState
+
+#: Characters before the current one that patterns which look behind still see.
+CONTEXT_LEN = 16
 
 
 class RegionState(msgspec.Struct, array_like=True):
@@ -20,6 +24,19 @@ class RegionState(msgspec.Struct, array_like=True):
     is_open: bool = False
     context: str = ""
     string: StringState = ""
+
+    def after(self, text: str) -> "RegionState":
+        """The state after ``text`` of this region."""
+        context = (self.context + text)[-CONTEXT_LEN:]
+        return RegionState(self.field, is_open=True, context=context, string=self.string)
+
+
+class PlainRegion(NamedTuple):
+    """Text of ``channel`` that begins no tag: one begins with a character of ``tag_starts``."""
+
+    channel: Channel
+    is_stripped: bool
+    tag_starts: frozenset[str]
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from triptych.json_bodies import Count
 from triptych.response_template import Channel
 from triptych_derender.call_reader import CallForm, CallReader
 from triptych_derender.lanes import Entry
-from triptych_derender.spans import RegionState, Span
+from triptych_derender.spans import PlainRegion, RegionState, Span
 
 #: What bytes at the front of the queue are: a channel's, or not decided. ``space`` belongs to its
 #: channel's text or is stripped; ``tag`` and ``call`` are markup and a tool call, if it is one.
@@ -94,6 +94,10 @@ class Template(Protocol):
         ...
 
     def channel(self, field: str | None) -> Channel: ...
+
+    def plain_region(self, field: str | None, *, with_calls: bool) -> PlainRegion | None:
+        """What of a region's text needs no reading; None: nothing. ``field`` as in a state."""
+        ...
 
     def is_stripped(self, field: str | None) -> bool: ...
 

@@ -58,6 +58,20 @@ class Splitter:
             num_calls=self._num_calls,
         )
 
+    def plain_channel(self, text: str) -> Channel | None:
+        """The channel of ``text`` of whole tokens, if that is certain at once of all of it."""
+        field, with_calls = self._region.field, bool(self._rules.tools)
+        plain = self._template.plain_region(field, with_calls=with_calls)
+        is_between = not (self._queue.data or self._queue.entries or self._segments)
+        if plain is None or not (is_between and plain.channel in self._texts):
+            return None
+        ends_in_space = plain.is_stripped and text[-1].isspace()
+        return plain.channel if plain.tag_starts.isdisjoint(text) and not ends_in_space else None
+
+    def take_plain(self, text: str) -> None:
+        """Note that ``text`` went out."""
+        self._region = self._region.after(text)
+
     def read(self, *, is_end: bool, is_cut: bool = False) -> None:
         """Decides what can be decided with the tokens that are in the queue; at the end, all.
 

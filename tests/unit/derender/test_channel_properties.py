@@ -181,8 +181,9 @@ def test_stop_strings_count_in_both_texts_and_at_any_cut(data: st.DataObject) ->
     reply = whole(derenderer, spec, given_answer)
     assert not any(stop in text for stop in stops for text in (reply.content, reply.reasoning))
     free = whole(derenderer, spec_of(), given_answer)
-    assert free.content.startswith(reply.content)
-    assert free.reasoning.startswith(reply.reasoning)
+    # white space is text before a stop string, and none at the end of an answer
+    assert free.content.startswith(reply.content.rstrip())
+    assert free.reasoning.startswith(reply.reasoning.rstrip())
     has_stop = any(stop in text for stop in stops for text in (free.content, free.reasoning))
     if has_stop:
         assert reply.finish[0][0] == "stop"
