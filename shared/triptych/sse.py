@@ -88,9 +88,6 @@ class EventStream(Response):
         try:
             await sender.send(self._first)
             async for part in self._frames:
-                # The server writes at once, and the kernel's work pushes ours out of the caches:
-                # first let all streams that something has come for make their parts.
-                await asyncio.sleep(0)
                 await sender.send(part)
         except Exception as error:  # noqa: BLE001  # a request edge: it cannot be a status any more
             await sender.send(error_event(_told(error, notes)))
