@@ -24,8 +24,8 @@ from triptych_derender.plain import PlainForm
 from triptych_derender.prompts import ChoiceUpdate
 from triptych_derender.tool_calls import ToolCall, call_deltas, whole_calls
 
-#: Stands for what a chunk has of its own.
-_PLACE = msgspec.Raw(b'"\\u0000"')
+#: Stand in a template for what each chunk has of its own.
+_TEXT_PLACE, _IDS_PLACE = "\0", [-1]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,9 +70,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType | None = UNSET
-    content: str | msgspec.Raw | None
+    content: str | None
     reasoning: UnsetType | None = UNSET
-    reasoning_content: str | msgspec.Raw | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
@@ -82,7 +82,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: msgspec.Raw | None
     finish_reason: str | None
     stop_reason: int | str | UnsetType | None = UNSET
-    token_ids: list[int] | msgspec.Raw | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
     weight_versions: UnsetType | None = UNSET
 
 
@@ -206,15 +206,19 @@ class ChatFormat:
         """
         is_content = channel == "content"
         delta = Delta(
-            content=_PLACE if is_content else None,
-            reasoning_content=UNSET if is_content else _PLACE,
+            content=_TEXT_PLACE if is_content else None,
+            reasoning_content=UNSET if is_content else _TEXT_PLACE,
         )
+        text_place, ids_place = map(msgspec.json.encode, (_TEXT_PLACE, _IDS_PLACE))
         choice = ChunkChoice(
-            index=index, delta=delta, logprobs=_PLACE, finish_reason=None, token_ids=_PLACE
+            index=index,
+            delta=delta,
+            logprobs=msgspec.Raw(text_place),
+            finish_reason=None,
+            token_ids=_IDS_PLACE,
         )
-        before_text, before_logprobs, before_ids, end = self._encode([choice]).rsplit(
-            bytes(_PLACE), 3
-        )
+        before_end, end = self._encode([choice]).rsplit(ids_place, 1)
+        before_text, before_logprobs, before_ids = before_end.rsplit(text_place, 2)
         return PlainForm(
             parts=(before_text, before_logprobs, before_ids, end),
             logprobs_parts=self._context.plain_logprobs_parts(channels, channel),
