@@ -14,7 +14,7 @@ from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 from triptych_derender.json_strings import StringState, hide_strings
 from triptych_derender.spans import CONTEXT_LEN, RegionState, Span
-from triptych_derender.tag_starts import tag_starts
+from triptych_derender.tag_starts import first_characters
 from triptych_derender.text_stream import characters
 
 #: A delimiter that is longer than this (code points) is text: what is held back is bounded.
@@ -36,7 +36,9 @@ class RegionReader:
 
         None: they may begin with anything.
         """
-        return self._fresh.tag_starts(field)
+        regions = copy(self._fresh)
+        regions.restore(RegionState(field))
+        return regions.tag_starts()
 
     def read(
         self, state: RegionState, text: str, *, is_end: bool
@@ -71,14 +73,14 @@ class _Regions(ResponseParser):  # type: ignore[misc]  # transformers has no typ
         # A pattern may match differently when it sees more at once; then no cut may matter.
         self._step = MAX_PENDING if is_literal else 1
 
-    def tag_starts(self, field: str | None) -> frozenset[str] | None:
-        self._current = self._implicit_name if field is None else field
+    def tag_starts(self) -> frozenset[str] | None:
+        """First characters of the tags that may come now."""
         starts: set[str] = set()
         for kind, each in self._watchlist():
             is_open = kind == "open"
             pattern = each.open_re if is_open else each.close_re
             literals = each.open_literals if is_open else each.close_literals
-            some = tag_starts(pattern.pattern, literals)
+            some = first_characters(pattern.pattern, literals)
             if some is None:
                 return None
             starts |= some

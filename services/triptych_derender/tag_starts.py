@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 
 #: An escaped character, a set, or any other single one.
 _ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+#: Flags, comments and named sets, which are not read here.
+_SPECIAL = re.compile(r"\(\?[a-z#-]|\[:")
+_AT_BEGINNING = re.compile(r"\\A(?![?*{])")
 #: A literal character that no quantifier after it makes optional.
 _LITERAL = re.compile(r"(?:\\([^\w\s])|([^\W_]|[<>`]))(?![?*{])")
 
 
-def tag_starts(pattern: str, literals: Sequence[str] | None) -> frozenset[str] | None:
+def first_characters(pattern: str, literals: Sequence[str] | None) -> frozenset[str] | None:
     """First characters of a delimiter before which the output has some text.
 
     Args:
@@ -24,9 +27,11 @@ def tag_starts(pattern: str, literals: Sequence[str] | None) -> frozenset[str] |
     """
     if literals:
         return frozenset(literal[0] for literal in literals)
+    if _SPECIAL.search(pattern):
+        return None
     starts = set()
     for alternative in _alternatives(pattern):
-        if alternative.startswith(r"\A"):
+        if _AT_BEGINNING.match(alternative):
             continue  # only where the output begins
         match = _LITERAL.match(alternative)
         if match is None:

@@ -11,6 +11,7 @@ from triptych.response_template import family_names
 from unit.derender.channel_toys import (
     CHANNELS,
     EOS_ID,
+    PIECES,
     TABLE,
     Reply,
     answered,
@@ -23,46 +24,6 @@ from unit.derender.channel_toys import (
 )
 
 DERENDERERS = {name: derenderer_of(name) for name in family_names()}
-#: What the outputs of the families are made of.
-PIECES = [
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    '{"name": "add", "arguments": {"n": 1, "t": "é世"}}',
-    '{"name": "add", "parameters": {"n": [1, {"a": null}]}}',
-    '{"name": "add", "arguments": {}}',
-    '{"name": "add", "arguments": {oops}}',
-    '{"name": "add", "arguments": {"n": ',
-    '{"arguments": {"n": 1}, "name": "add"}',
-    "[TOOL_CALLS]",
-    '[{"name": "add", "arguments": {"n": 1}}, {"name": "get_weather", "arguments": {}}]',
-    "add[ARGS]",
-    '{"n": "</think>"}',
-    "[THINK]",
-    "[/THINK]",
-    "<|channel|>analysis<|message|>",
-    "<|channel|>final<|message|>",
-    "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>",
-    "<|end|>",
-    "<|call|>",
-    '[add(n=1, t="é")]',
-    "```json\n",
-    "\n```",
-    "<start_function_call>call:add{n:1,t:<escape>世<escape>}<end_function_call>",
-    "<start_function_call>call:",
-    "<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>add\n```json\n",
-    "```<\uff5ctool▁call▁end\uff5c>",
-    "<|python_tag|>",
-    "; ",
-    "text",
-    " ",
-    "\n\n",
-    "😀",
-    "<",
-    "<th",
-    "</tool",
-]
 NUM_TOKENS = TABLE.num_tokens
 
 

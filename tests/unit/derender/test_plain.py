@@ -22,6 +22,7 @@ from triptych_derender.reply_template import ReplyTemplate
 from triptych_derender.split_state import SplitRules, SplitState
 from unit.derender.channel_toys import (
     EOS_ID,
+    PIECES,
     TABLE,
     TOOLS,
     derenderer_of,
@@ -29,7 +30,6 @@ from unit.derender.channel_toys import (
     spec_of,
     tokens,
 )
-from unit.derender.test_channel_properties import PIECES
 from unit.derender.toys import MODEL, delta, score, toy_derenderer
 
 DERENDERERS: dict[str, Derenderer] = {

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from triptych.errors import SetupError
-from triptych.response_template import family_names, find_family
+from triptych.response_template import ResponseFamily, family_names, find_family
+from triptych_derender.derenderer import Derenderer
 from triptych_derender.token_table import parse_token_table
 from unit.derender.channel_toys import (
     EOS_ID,
+    TABLE,
     Reply,
     answered,
     derenderer_of,
@@ -21,7 +23,7 @@ from unit.derender.channel_toys import (
     tokens,
     whole,
 )
-from unit.derender.toys import cut, stateless_chunks
+from unit.derender.toys import MODEL, cut, stateless_chunks
 
 DATA = Path(__file__).parent / "data"
 
@@ -196,3 +198,19 @@ def test_texts_are_vllms_and_white_space_waits_one_token(smollm2_dir: Path) -> N
     expected = list(VLLM_CHUNKS)
     expected[9:11] = [(None, None), (None, " 4")]  # it could be the last
     assert seen == expected
+
+
+@pytest.mark.parametrize(
+    "names", [["content", "reasoning_content"], ["reasoning_content", "content"]]
+)
+def test_order_of_a_templates_fields_means_nothing(names: list[str]) -> None:
+    fields = {"content": {}, "reasoning_content": {"open": "<think>", "close": "</think>"}}
+    template = {"start_anchor_pattern": "^", "fields": {name: fields[name] for name in names}}
+    family = ResponseFamily(description="", response_template=template, name="toy")
+    derenderer = Derenderer(TABLE, model=MODEL, family=family)
+    ids = tokens("a<think>b</think>c")
+    for reply in (
+        whole(derenderer, spec_of(), answered(ids)),
+        streamed(derenderer, spec_of(), answered(ids), range(len(ids))),
+    ):
+        assert (reply.content, reply.reasoning) == ("ac", "b")

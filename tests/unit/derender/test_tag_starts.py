@@ -1,11 +1,11 @@
-"""What tag_starts says of patterns, against a search for them by ``regex``."""
+"""What first_characters says of patterns, against a search for them by ``regex``."""
 
 import pytest
 import regex  # type: ignore[import-untyped]  # it has no types
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triptych_derender.tag_starts import tag_starts
+from triptych_derender.tag_starts import first_characters
 
 #: First characters; None: any.
 PATTERNS: dict[str, str | None] = {
@@ -28,6 +28,10 @@ PATTERNS: dict[str, str | None] = {
     r"(?i:a)": None,
     r"(?<=a)b": None,
     r"a|": None,
+    r"\A?a": None,
+    "a(?i)b": None,
+    "a(?#()|b": None,
+    "a[[:alpha:](]|b": None,
     "$": None,
     ".": None,
 }
@@ -36,11 +40,11 @@ PATTERNS: dict[str, str | None] = {
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_known_starts(pattern: str) -> None:
     expected = PATTERNS[pattern]
-    assert tag_starts(pattern, None) == (None if expected is None else frozenset(expected))
+    assert first_characters(pattern, None) == (None if expected is None else frozenset(expected))
 
 
 def test_literals_begin_with_their_first_characters() -> None:
-    assert tag_starts(r"</a>|\[b", ["</a>", "[b"]) == frozenset("<[")
+    assert first_characters(r"</a>|\[b", ["</a>", "[b"]) == frozenset("<[")
 
 
 @given(st.data())
