@@ -41,7 +41,7 @@ class ReplyStream:
         Raises:
             InvalidRequestError: no such prompt or choice, or logprobs that do not fit the ids.
         """
-        if (chunk := self._plain_chunk(prompt_index, delta)) is not None:
+        if not prompt_index and (chunk := self.plain(delta)) is not None:
             return Fed(chunks=[chunk], done_prompts=[], is_done=False)
         self._check(prompt_index, delta)
         self._num_cached += delta.cached_tokens
@@ -73,11 +73,9 @@ class ReplyStream:
         choice = self._prompts[0].choice(index)
         return PlainChoice(choice, partial(plain_form, index, choice.channels))
 
-    def _plain_chunk(self, prompt_index: int, delta: GenerateDelta) -> bytes | None:
-        """The chunk of plain tokens of one choice, if ``delta`` is no more than that."""
-        if prompt_index or len(delta.choices) != 1:
-            return None
-        if delta.prompt_logprobs is not None or delta.cached_tokens:
+    def plain(self, delta: GenerateDelta) -> bytes | None:
+        """The chunk of plain tokens of one choice of the only prompt; None: feed ``delta``."""
+        if len(delta.choices) != 1 or delta.prompt_logprobs is not None or delta.cached_tokens:
             return None
         (choice,) = delta.choices
         plain = self._plain.get(choice.index)

@@ -132,6 +132,9 @@ class _Reply:
         self._feed(_Feed(self._key, prompt_index, delta))
         return await self._answer
 
+    def plain(self, delta: GenerateDelta) -> None:
+        """None: only derender knows."""
+
     def answer(self, fed: Fed) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(fed)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Set
 import msgspec
 
 from triptych.errors import TriptychError, UnavailableError
+from triptych.mailbox import Taker
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
 from triptych_gateway.attempts import NO_PATIENCE, Attempts, Patience
 from triptych_gateway.balance import by_prefix, least_loaded, prefix_key
@@ -35,9 +36,11 @@ class FailoverGenerate:
         self._workers = workers
         self._patience = patience
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+    async def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]:
         whole = self._answer(request)
-        async with contextlib.aclosing(whole.deltas()) as deltas:
+        async with contextlib.aclosing(whole.deltas(taker)) as deltas:
             async for delta in deltas:
                 yield delta
         if not whole.partial.num_unfinished:
@@ -88,7 +91,7 @@ class _Answer:
             has_begun=begun_at is not None,
         )
 
-    async def deltas(self) -> AsyncGenerator[GenerateDelta, None]:
+    async def deltas(self, taker: Taker | None = None) -> AsyncGenerator[GenerateDelta, None]:
         """The deltas, until each choice is finished or several were cut: those go on one by one.
 
         Raises:
@@ -100,9 +103,10 @@ class _Answer:
             request = partial.rests()[0] if is_rest else partial.request
             worker = await self._attempts.next()
             self._workers.num_resumes += is_rest
+            take = None if taker is None else functools.partial(self._take, taker, worker)
             with worker.lease(num_choices) as lease:
                 try:
-                    async with contextlib.aclosing(worker.link.generate(request)) as deltas:
+                    async with contextlib.aclosing(worker.link.generate(request, take)) as deltas:
                         pull = functools.partial(anext, deltas, None)
                         while (delta := await lease.wait(pull)) is not None:
                             self._note(delta, worker)
@@ -115,6 +119,14 @@ class _Answer:
                     self._attempts.failed(worker, error)
                     if self.begun_at is not None and not self.begun_at.can_resume:
                         raise  # nobody will ever be able to go on with it
+
+    def _take(self, taker: Taker, worker: _Worker, delta: GenerateDelta) -> bool:
+        """Whether ``taker`` takes ``delta``; not what ``deltas`` would change."""
+        if delta.cached_tokens or not taker(delta):
+            return False
+        worker.was_heard()
+        self._note(delta, worker)
+        return True
 
     def _note(self, delta: GenerateDelta, worker: _Worker) -> None:
         self.partial.take(delta)

@@ -141,6 +141,9 @@ class _ReplayedReply:
                 self._checksum = _checksum(fed, self._checksum)
                 return fed
 
+    def plain(self, delta: GenerateDelta) -> None:
+        """None: what a replica writes is compared with what another wrote."""
+
     async def aclose(self) -> None:
         if self._place is not None:
             await self._place.close()

@@ -1,6 +1,7 @@
 """The path of one OpenAI request: render, then generate per prompt, then derender."""
 
 import contextlib
+import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -9,10 +10,11 @@ from dataclasses import dataclass
 import msgspec
 
 from triptych import sse
+from triptych.mailbox import Taker
 from triptych.reply import Endpoint, Rendered
 from triptych.request_ids import prefixed_id
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, join_deltas
-from triptych_gateway.links import DerenderLink, GenerateLink, RenderLink
+from triptych_gateway.links import DerenderLink, GenerateLink, RenderLink, ReplyFeed
 from triptych_gateway.merge import MergedDeltas, OneStream, merged
 
 
@@ -66,24 +68,26 @@ async def whole(flow: Flow) -> bytes:
     )
 
 
-async def stream(flow: Flow) -> AsyncGenerator[bytes, None]:
-    """SSE frames of the reply."""
-    async with (
-        contextlib.aclosing(_generated(flow)) as generated,
-        flow.panels.derender.open(
-            flow.rendered.spec,
-            request_id=flow.reply_id,
-            created=flow.created,
-            prompts=flow.prompts,
-        ) as reply,
-    ):
-        async for prompt_index, delta in generated:
-            fed = await reply.feed(prompt_index, delta)
-            if fed.chunks:
-                yield sse.frame(fed.chunks)
-            generated.stop(fed.done_prompts)
-            if fed.is_done:
-                break
+async def stream(flow: Flow, outlet: sse.Outlet) -> AsyncGenerator[bytes, None]:
+    """SSE frames of the reply; those of plain tokens go to ``outlet`` while this waits for others.
+
+    A frame that goes there wakes no task and passes no generator, which costs as much as it does.
+    """
+    async with flow.panels.derender.open(
+        flow.rendered.spec,
+        request_id=flow.reply_id,
+        created=flow.created,
+        prompts=flow.prompts,
+    ) as reply:
+        taker = functools.partial(_take, reply, outlet) if len(flow.prompts) == 1 else None
+        async with contextlib.aclosing(_generated(flow, taker)) as generated:
+            async for prompt_index, delta in generated:
+                fed = await reply.feed(prompt_index, delta)
+                if fed.chunks:
+                    yield sse.frame(fed.chunks)
+                generated.stop(fed.done_prompts)
+                if fed.is_done:
+                    break
     yield sse.DONE
 
 
@@ -115,8 +119,17 @@ def _seeded(request: GenerateRequest) -> GenerateRequest:
     return msgspec.structs.replace(request, sampling_params=seeded)
 
 
-def _generated(flow: Flow) -> OneStream | MergedDeltas:
-    return merged([flow.panels.generate.generate(request) for request in flow.rendered.requests])
+def _generated(flow: Flow, taker: Taker | None = None) -> OneStream | MergedDeltas:
+    generate = flow.panels.generate.generate
+    return merged([generate(request, taker) for request in flow.rendered.requests])
+
+
+def _take(reply: ReplyFeed, outlet: sse.Outlet, delta: GenerateDelta) -> bool:
+    """Send ``delta`` if it is plain and the client reads."""
+    if not outlet.is_free or (chunk := reply.plain(delta)) is None:
+        return False
+    outlet.send_at_once(sse.frame((chunk,)))
+    return True
 
 
 def _answer(flow: Flow, index: int, deltas: list[GenerateDelta]) -> Generated:

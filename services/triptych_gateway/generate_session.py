@@ -2,13 +2,14 @@
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncGenerator
 
 from triptych import tracing
 from triptych.convert import request_to_proto
 from triptych.convert_packed import error_from_proto, unpack_deltas
-from triptych.errors import BodyTooLargeError, DeadlineError, UnavailableError
-from triptych.mailbox import Mailbox
+from triptych.errors import BodyTooLargeError, DeadlineError, InternalError, UnavailableError
+from triptych.mailbox import Mailbox, Taker
 from triptych.sessions import MAX_COMMAND_BYTES, STEP_BYTES, first_part
 from triptych.v1 import generate_pb2
 from triptych.wire import GenerateDelta, GenerateRequest
@@ -17,6 +18,8 @@ from triptych_gateway.session_call import SessionDoor
 
 #: Tokens of one request that may wait for its reader; beyond that the worker keeps them.
 HOLD_ABOVE = 64
+
+_log = logging.getLogger(__name__)
 
 
 class GenerateSession(PanelSession[generate_pb2.GenerateStep]):
@@ -30,9 +33,9 @@ class GenerateSession(PanelSession[generate_pb2.GenerateStep]):
         self._held: set[int] = set()
 
     async def deltas(
-        self, request: GenerateRequest, *, timeout_s: float
+        self, request: GenerateRequest, *, timeout_s: float, taker: Taker | None = None
     ) -> AsyncGenerator[GenerateDelta, None]:
-        """The deltas of one request; closing them aborts it.
+        """The deltas of one request that ``taker`` does not take; closing them aborts it.
 
         Raises:
             TriptychError: what ended the request; UnavailableError when the session broke.
@@ -44,7 +47,7 @@ class GenerateSession(PanelSession[generate_pb2.GenerateStep]):
             trace=dict(tracing.carried()),
         )
         _check_size(submit)
-        mailbox = self._submit(submit, request)
+        mailbox = self._submit(submit, request, taker)
         late = DeadlineError(f"{self._name} did not answer in time")
         timer = asyncio.get_running_loop().call_later(timeout_s, mailbox.fail, late)
         try:
@@ -56,10 +59,16 @@ class GenerateSession(PanelSession[generate_pb2.GenerateStep]):
             timer.cancel()
             self._leave(submit.key)
 
-    def _submit(self, submit: generate_pb2.SubmitCommand, request: GenerateRequest) -> Mailbox:
+    def _submit(
+        self,
+        submit: generate_pb2.SubmitCommand,
+        request: GenerateRequest,
+        taker: Taker | None,
+    ) -> Mailbox:
         first = request.choice_index
         choices = range(first, first + request.sampling_params.n)
-        mailbox = Mailbox(request_id=request.request_id or "", choices=choices)
+        request_id = request.request_id or ""
+        mailbox = Mailbox(request_id=request_id, choices=choices, taker=taker)
         self._mailboxes[submit.key] = mailbox
         self._send(generate_pb2.GenerateCommand(submit=submit))
         return mailbox
@@ -93,7 +102,12 @@ class GenerateSession(PanelSession[generate_pb2.GenerateStep]):
     def _put(self, key: int, mailbox: Mailbox, delta: GenerateDelta) -> None:
         if mailbox.end is not None:  # late: it is aborted as soon as its reader has heard
             return
-        mailbox.put(delta)
+        try:
+            mailbox.put(delta)
+        except Exception:  # noqa: BLE001  # of its taker: the session goes on for the others
+            _log.exception("request %s failed", mailbox.request_id)
+            mailbox.fail(InternalError("internal error; see the server's log"))
+            return
         if mailbox.end is not None:
             del self._mailboxes[key]
         elif mailbox.num_waiting > HOLD_ABOVE and key not in self._held:

@@ -117,5 +117,6 @@ async def _begin(
     flow = await flows.start(panels, endpoint, body, request_id)
     ticket.hold_prompts(flow.prompts)
     if flow.is_stream:
-        return await sse.primed(flows.stream(flow), until=deadline.end())
+        outlet = sse.Outlet()
+        return await sse.primed(flows.stream(flow, outlet), outlet, until=deadline.end())
     return json_response(await flows.whole(flow))

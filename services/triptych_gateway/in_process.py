@@ -23,6 +23,7 @@ class RendererLike(Protocol):
 
 class StreamLike(Protocol):
     def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed: ...
+    def plain(self, delta: GenerateDelta) -> bytes | None: ...
 
 
 class DerendererLike(Protocol):
@@ -88,6 +89,7 @@ class InProcessDerender:
 class _InProcessFeed:
     def __init__(self, stream: StreamLike) -> None:
         self._stream = stream
+        self.plain = stream.plain
 
     async def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed:
         return self._stream.feed(prompt_index, delta)

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from triptych.mailbox import Taker
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
 
@@ -21,9 +22,15 @@ class RenderLink(Protocol):
 
 
 class GenerateLink(Protocol):
-    """generate, wherever it runs. Closing the deltas aborts the request."""
+    """generate, wherever it runs.
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]: ...
+    Closing the deltas aborts the request. Those that a link offers to ``taker``, and it takes, are
+    not given again; a link need not offer any.
+    """
+
+    def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]: ...
 
     async def info(self) -> ModelInfo: ...
 
@@ -44,6 +51,9 @@ class ReplyFeed(Protocol):
     """One reply being derendered."""
 
     async def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed: ...
+
+    def plain(self, delta: GenerateDelta) -> bytes | None:
+        """The chunk of ``delta`` of the only prompt, at once; None: it must be fed."""
 
 
 class DerenderLink(Protocol):

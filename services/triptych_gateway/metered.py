@@ -1,9 +1,11 @@
 """The panels as one request uses them, with the time of each hop and the tokens counted."""
 
+import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
+from triptych.mailbox import Taker
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo
 from triptych_gateway.flows import Panels
@@ -51,28 +53,19 @@ class MeteredGenerate:
         self._metrics = metrics
         self._has_begun = False
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
-        start = time.perf_counter()
-        first_at = last_at = 0.0
-        num_tokens = num_counted = num_first = 0
+    async def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]:
+        meter = _AnswerMeter(self._ticket, self._begin)
+        take = None if taker is None else functools.partial(meter.take, taker)
         try:
-            async with aclosing(self._link.generate(request)) as deltas:
+            async with aclosing(self._link.generate(request, take)) as deltas:
                 async for delta in deltas:
-                    for choice in delta.choices:
-                        num_tokens += len(choice.token_ids)
-                    last_at = time.perf_counter()
-                    if not first_at:
-                        first_at, num_first = last_at, num_tokens
-                        self._begin(last_at, start)
-                    if num_tokens - num_counted >= _COUNTED_TOGETHER:
-                        self._ticket.count_output(num_tokens - num_counted)
-                        num_counted = num_tokens
+                    meter.count(delta)
                     yield delta
         finally:
-            self._ticket.count_output(num_tokens - num_counted)
-            if num_tokens > num_first:
-                num_steps = (num_tokens - num_first) / request.sampling_params.n
-                between = (last_at - first_at) / num_steps
+            between = meter.end(request.sampling_params.n)
+            if between is not None:
                 self._metrics.answer_ended(seconds_between=between)
 
     async def info(self) -> ModelInfo:
@@ -83,6 +76,49 @@ class MeteredGenerate:
         if not self._has_begun:
             self._has_begun = True
             self._metrics.first_token_came(seconds=now - self._ticket.came_at)
+
+
+class _AnswerMeter:
+    """The tokens of one prompt's answer, and when they came.
+
+    ``on_begin``: told when the first came and when the answer was asked for.
+    """
+
+    def __init__(self, ticket: Ticket, on_begin: Callable[[float, float], None]) -> None:
+        self._ticket = ticket
+        self._on_begin = on_begin
+        self._start = time.perf_counter()
+        self._first_at = self._last_at = 0.0
+        self._num_tokens = self._num_counted = self._num_first = 0
+
+    def take(self, taker: Taker, delta: GenerateDelta) -> bool:
+        """Whether ``taker`` takes ``delta``, which is counted then."""
+        is_taken = taker(delta)
+        if is_taken:
+            self.count(delta)
+        return is_taken
+
+    def count(self, delta: GenerateDelta) -> None:
+        for choice in delta.choices:
+            self._num_tokens += len(choice.token_ids)
+        self._last_at = time.perf_counter()
+        if not self._first_at:
+            self._first_at, self._num_first = self._last_at, self._num_tokens
+            self._on_begin(self._first_at, self._start)
+        if self._num_tokens - self._num_counted >= _COUNTED_TOGETHER:
+            self._count_output()
+
+    def end(self, num_choices: int) -> float | None:
+        """Seconds between two tokens of a choice; None where there was none after the first."""
+        self._count_output()
+        num_later = self._num_tokens - self._num_first
+        if not num_later:
+            return None
+        return (self._last_at - self._first_at) / (num_later / num_choices)
+
+    def _count_output(self) -> None:
+        self._ticket.count_output(self._num_tokens - self._num_counted)
+        self._num_counted = self._num_tokens
 
 
 class MeteredDerender:
@@ -115,6 +151,7 @@ class _FirstTimed:
 
     def __init__(self, reply: ReplyFeed, metrics: GatewayMetrics) -> None:
         self._reply = reply
+        self.plain = reply.plain
         self._metrics = metrics
         self.feed = self._first
 

@@ -12,6 +12,7 @@ from triptych.convert import (
 from triptych.convert_structured import vocabulary_from_proto, vocabulary_to_proto
 from triptych.errors import InvalidRequestError
 from triptych.hops import NO_HOPS, Hops
+from triptych.mailbox import Taker
 from triptych.reply import Endpoint, Rendered, ReplySpec
 from triptych.rpc import RpcErrors, call_metadata, open_channel
 from triptych.rpc_options import MAX_MESSAGE_BYTES
@@ -84,8 +85,11 @@ class GrpcGenerate:
         self._stub = generate_pb2_grpc.GenerateServiceStub(self._channel)
         self._session = GenerateSession(session_door(self._name, target, "GenerateService", hops))
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
-        return self._session.deltas(request, timeout_s=deadline.within(self._timeout_s))
+    def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]:
+        timeout_s = deadline.within(self._timeout_s)
+        return self._session.deltas(request, timeout_s=timeout_s, taker=taker)
 
     async def info(self) -> ModelInfo:
         async with RpcErrors(self._name):

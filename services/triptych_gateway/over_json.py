@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import httpx
 
 from triptych.errors import DeadlineError, UnavailableError
+from triptych.mailbox import Taker
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
 from triptych_gateway import deadline, vllm_bodies
 
@@ -34,7 +35,9 @@ class JsonGenerate:
             trust_env=False,  # no proxy between the gateway and its workers
         )
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+    async def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]:
         end = asyncio.get_running_loop().time() + deadline.within(self._timeout_s)
         asked = self._client.build_request(
             "POST",

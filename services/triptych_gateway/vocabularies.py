@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from triptych.errors import UnavailableError, VocabularyNeededError
+from triptych.mailbox import Taker
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo
 from triptych_gateway.links import VocabularySource, Worker
 
@@ -22,16 +23,18 @@ class WithVocabulary:
         self._sending = asyncio.Lock()
         self._num_sent = 0
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+    async def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]:
         num_sent = self._num_sent
         try:
-            async with contextlib.aclosing(self._worker.generate(request)) as deltas:
+            async with contextlib.aclosing(self._worker.generate(request, taker)) as deltas:
                 async for delta in deltas:
                     yield delta
                 return
         except VocabularyNeededError:  # raised before the first delta
             await self._send(request.tokenizer_fingerprint, num_sent)
-        async with contextlib.aclosing(self._worker.generate(request)) as deltas:
+        async with contextlib.aclosing(self._worker.generate(request, taker)) as deltas:
             async for delta in deltas:
                 yield delta
 

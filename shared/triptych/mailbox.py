@@ -11,6 +11,10 @@ from triptych.wire import ChoiceDelta, FinishReason, GenerateDelta, join_deltas
 
 _T = TypeVar("_T")
 
+#: Offered a delta in the turn of the event loop in which it came: whether it was dealt with there.
+#: What ends a choice it must leave to the reader.
+Taker = Callable[[GenerateDelta], bool]
+
 #: Tokens and candidates of one delta that is merged from several; it keeps messages below a
 #: megabyte or so. What comes as one delta stays one.
 MAX_MERGED = 65_536
@@ -21,7 +25,8 @@ class Mailbox:
 
     A reader that is slow gets several steps in one delta, so what waits never exceeds the
     request's own output. Exactly one terminal is given: every choice's finish, or one error.
-    Who reads by ``take`` is told by ``on_news`` that there is something.
+    Who reads by ``take`` is told by ``on_news`` that there is something. What comes while ``get``
+    waits is offered to ``taker`` first; what that deals with does not wake the reader.
     """
 
     def __init__(
@@ -30,6 +35,7 @@ class Mailbox:
         request_id: str,
         choices: Iterable[int],
         on_news: Callable[[], None] | None = None,
+        taker: Taker | None = None,
     ) -> None:
         """``choices``: their indexes. ``opened``: now, by ``time.perf_counter``."""
         self.request_id = request_id
@@ -37,6 +43,7 @@ class Mailbox:
         self._pending: list[GenerateDelta] = []
         self._error: TriptychError | None = None
         self._on_news = on_news
+        self._taker = taker
         self._reader: asyncio.Future[None] | None = None
         self._over = asyncio.Event()
         self._read_out = asyncio.Event()
@@ -60,6 +67,8 @@ class Mailbox:
         ``num_waiting`` counts the tokens that wait; ``has_begun`` tells that one has come.
         """
         if self.end is not None:
+            return
+        if self._taker is not None and self._waiting() is not None and self._taker(delta):
             return
         for choice in delta.choices:
             self.num_waiting += len(choice.token_ids)
@@ -151,9 +160,14 @@ class Mailbox:
         if self._error is not None:
             raise self._error
 
+    def _waiting(self) -> "asyncio.Future[None] | None":
+        """What ``get`` waits for while it does, with everything before read."""
+        reader = self._reader
+        return None if reader is None or reader.done() else reader
+
     def _tell(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        if (reader := self._waiting()) is not None:
+            reader.set_result(None)
         if self._on_news is not None:
             self._on_news()
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from support.session_server import (
@@ -17,8 +18,15 @@ from support.session_server import (
     drawn_rpc,
 )
 from support.stack import free_ports
+from support.takers import drawn_taker
 from triptych.convert import delta_from_proto, request_to_proto
-from triptych.errors import DeadlineError, OverloadedError, TriptychError, UnavailableError
+from triptych.errors import (
+    DeadlineError,
+    InternalError,
+    OverloadedError,
+    TriptychError,
+    UnavailableError,
+)
 from triptych.logprobs import Logprobs
 from triptych.rpc import RpcErrors, RpcServer, open_channel
 from triptych.v1 import generate_pb2_grpc
@@ -68,13 +76,19 @@ class Heard:
 
 
 async def by_session(
-    link: GrpcGenerate, request: GenerateRequest, *, pause_s: float = 0, leave_after: int = -1
+    link: GrpcGenerate,
+    request: GenerateRequest,
+    *,
+    pause_s: float = 0,
+    leave_after: int = -1,
+    share_taken: float = 0,
 ) -> Heard:
-    """Read the answer, pausing before each delta; leave after so many."""
+    """Read the answer, pausing before each delta; leave after so many, or some more by a taker."""
     heard = Heard([])
+    taker = drawn_taker(7, share_taken, heard.deltas.append)
     try:
-        async with contextlib.aclosing(link.generate(request)) as deltas:
-            while len(heard.deltas) != leave_after:
+        async with contextlib.aclosing(link.generate(request, taker)) as deltas:
+            while leave_after < 0 or len(heard.deltas) < leave_after:
                 await asyncio.sleep(pause_s)
                 heard.deltas.append(await anext(deltas))
     except StopAsyncIteration:
@@ -103,6 +117,7 @@ readers = st.lists(
         st.integers(1, 3),  # choices
         st.sampled_from([0.0, 0.001, 0.02]),  # how slowly it reads
         st.sampled_from([-1, -1, 0, 1, 5]),  # when it leaves
+        st.sampled_from([0.0, 0.5, 1.0]),  # what its taker takes of what it is offered
     ),
     min_size=1,
     max_size=8,
@@ -112,19 +127,27 @@ readers = st.lists(
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=readers)
 def test_answers_are_those_of_calls_of_their_own(
-    asked: list[tuple[int, int, float, int]],
+    asked: list[tuple[int, int, float, int, float]],
 ) -> None:
     async def check() -> None:
         async with served() as server:
-            requests = [drawn_request(first_id, n=n) for first_id, n, _, _ in asked]
+            requests = [drawn_request(first_id, n=n) for first_id, n, *_ in asked]
             wanted = [await by_call(server.target, request) for request in requests]
             got = await asyncio.gather(
                 *(
-                    by_session(server.link, request, pause_s=pause_s, leave_after=leave_after)
-                    for request, (_, _, pause_s, leave_after) in zip(requests, asked, strict=True)
+                    by_session(
+                        server.link,
+                        request,
+                        pause_s=pause_s,
+                        leave_after=leave_after,
+                        share_taken=share_taken,
+                    )
+                    for request, (_, _, pause_s, leave_after, share_taken) in zip(
+                        requests, asked, strict=True
+                    )
                 )
             )
-            for expected, heard, (_, _, _, leave_after) in zip(wanted, got, asked, strict=True):
+            for expected, heard, (*_, leave_after, _) in zip(wanted, got, asked, strict=True):
                 if leave_after < 0:
                     assert heard.joined() == expected.joined()
                     assert heard.end() == expected.end()
@@ -153,6 +176,21 @@ async def test_failure_of_one_request_leaves_the_others() -> None:
     assert [each.end() for each in heard] == [each.end() for each in wanted]
     assert heard[0].end() == (OverloadedError, "9 wait, limit is 8", 2)
     assert heard[1].joined() == wanted[1].joined()
+
+
+async def test_taker_that_fails_ends_its_request_alone() -> None:
+    def broken(delta: GenerateDelta) -> bool:
+        raise RuntimeError("secret detail")
+
+    async with served(timeout_s=300) as server:
+        other = asyncio.create_task(by_session(server.link, drawn_request(5), pause_s=0.001))
+        with pytest.raises(InternalError, match="see the server's log"):
+            async for _ in server.link.generate(drawn_request(ENDLESS), broken):
+                pass
+        await server.service.until(lambda: ENDLESS in server.service.aborted)
+        heard = await other
+        assert heard.joined() == (await by_call(server.target, drawn_request(5))).joined()
+    assert server.service.aborted == [ENDLESS]
 
 
 async def test_reader_that_leaves_aborts_its_request_alone() -> None:

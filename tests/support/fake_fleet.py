@@ -8,6 +8,7 @@ from typing import Any
 
 from triptych.errors import TriptychError, UnavailableError
 from triptych.logprobs import Logprobs, pack_logprobs
+from triptych.mailbox import Taker
 from triptych.wire import (
     ChoiceDelta,
     GenerateDelta,
@@ -51,6 +52,7 @@ class FakeWorker:
 
     ``faults``: one for each request from the first on; later ones run to their end.
     ``probe_error`` and ``is_silent``: how probes end. ``said``: what it says of itself.
+    ``pause_s``: before each delta.
     """
 
     name: str = "w"
@@ -58,11 +60,14 @@ class FakeWorker:
     said: ModelInfo = field(default_factory=info)
     probe_error: Exception | None = None
     is_silent: bool = False
+    pause_s: float = 0
     requests: list[GenerateRequest] = field(default_factory=list)
     num_open: int = 0
     is_closed: bool = False
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+    async def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]:
         self.requests.append(request)
         fault = self.faults.pop(0) if self.faults else None
         self.num_open += 1
@@ -75,8 +80,9 @@ class FakeWorker:
                     if fault.error is not None:
                         raise fault.error
                     return
-                await asyncio.sleep(0)
-                yield delta
+                await asyncio.sleep(self.pause_s)
+                if taker is None or not taker(delta):
+                    yield delta
         finally:
             self.num_open -= 1
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from triptych.errors import TriptychError
+from triptych.mailbox import Taker
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
 from triptych.wire import (
     ChoiceDelta,
@@ -65,12 +66,15 @@ class FakeGenerate:
         self.aborted: list[str] = []
         self.abort_seen = asyncio.Event()
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+    async def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]:
         self.started.set()
         is_done = False
         try:
             async for delta in self._script(request):
-                yield delta
+                if taker is None or not taker(delta):
+                    yield delta
             is_done = True
         except TriptychError:
             is_done = True
@@ -111,14 +115,23 @@ class _FakeFeed:
     async def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed:
         still_open = self._open[prompt_index]
         for choice in delta.choices:
-            if choice.finish_reason or FakeDerender.STOP in choice.token_ids:
+            if self._ends(choice):
                 still_open.discard(choice.index)
-        shown = [[prompt_index, choice.index, choice.token_ids] for choice in delta.choices]
         return Fed(
-            chunks=[msgspec.json.encode(shown)],
+            chunks=[self._chunk(prompt_index, delta)],
             done_prompts=[] if still_open else [prompt_index],
             is_done=not any(self._open),
         )
+
+    def plain(self, delta: GenerateDelta) -> bytes | None:
+        return None if any(map(self._ends, delta.choices)) else self._chunk(0, delta)
+
+    def _ends(self, choice: ChoiceDelta) -> bool:
+        return choice.finish_reason is not None or FakeDerender.STOP in choice.token_ids
+
+    def _chunk(self, prompt_index: int, delta: GenerateDelta) -> bytes:
+        shown = [[prompt_index, choice.index, choice.token_ids] for choice in delta.choices]
+        return msgspec.json.encode(shown)
 
 
 def token(request: GenerateRequest, token_id: int, *, is_last: bool = False) -> GenerateDelta:

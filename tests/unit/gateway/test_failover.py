@@ -21,6 +21,7 @@ from support.fake_fleet import (
     until,
     until_state,
 )
+from support.takers import drawn_taker
 from triptych.errors import (
     DeadlineError,
     InternalError,
@@ -56,8 +57,15 @@ async def failover(
         assert [worker.num_open for worker in workers] == [0] * len(workers)
 
 
-async def received(link: FailoverGenerate, request: GenerateRequest) -> list[GenerateDelta]:
-    return [delta async for delta in link.generate(request)]
+async def received(
+    link: FailoverGenerate, request: GenerateRequest, *, share_taken: float = 0
+) -> list[GenerateDelta]:
+    """The deltas, of which a taker takes a share."""
+    heard: list[GenerateDelta] = []
+    taker = drawn_taker(7, share_taken, heard.append)
+    async for delta in link.generate(request, taker):
+        heard.append(delta)  # noqa: PERF401  # in order with those that were taken
+    return heard
 
 
 def seen(deltas: list[GenerateDelta]) -> Any:
@@ -79,15 +87,20 @@ faults = st.lists(
 )
 
 
-@given(faults=st.tuples(faults, faults, st.just([])), n=st.integers(1, 3), scored=st.booleans())
+@given(
+    faults=st.tuples(faults, faults, st.just([])),
+    n=st.integers(1, 3),
+    scored=st.booleans(),
+    share_taken=st.sampled_from([0, 0.5, 1]),
+)
 @settings(max_examples=150)
 async def test_answer_cut_anywhere_any_number_of_times_is_the_undisturbed_one(
-    faults: tuple[list[Fault], ...], n: int, scored: bool
+    faults: tuple[list[Fault], ...], n: int, scored: bool, share_taken: float
 ) -> None:
     workers = [FakeWorker(str(index), faults=list(each)) for index, each in enumerate(faults)]
     request = ask(n=n, prompt_logprobs=0 if scored else None)
     async with failover(*workers) as (link, _):
-        deltas = await received(link, request)
+        deltas = await received(link, request, share_taken=share_taken)
     assert seen(deltas) == seen(deltas_of(request))
     for rest in [each for worker in workers for each in worker.requests]:
         asked = request.sampling_params
@@ -145,6 +158,18 @@ async def test_worker_that_hangs_is_left_and_let_in_again_when_it_answers() -> N
         assert [each.resume_from for each in spare.requests] == [2]
         hanging.is_silent = False
         await until_state(replicas, up=2)
+
+
+@pytest.mark.parametrize("share_taken", [0, 1])
+async def test_worker_that_sends_does_not_hang_though_its_probes_do(share_taken: float) -> None:
+    worker = FakeWorker("a", pause_s=FAST.hang_timeout_s / 10)
+    request = ask(max_tokens=40)
+    async with failover(worker) as (link, replicas):
+        await until_state(replicas, up=1)
+        worker.is_silent = True
+        deltas = await received(link, request, share_taken=share_taken)
+        assert seen(deltas) == seen(deltas_of(request))
+        assert replicas.num_resumes == 0
 
 
 async def test_worker_whose_steps_stand_still_hangs_though_it_answers() -> None:

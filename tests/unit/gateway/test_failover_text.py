@@ -110,6 +110,9 @@ class FakeFeed:
         chunk = f"{self.replica.word} {len(self.ids)} {sum(self.ids)}".encode()
         return Fed(chunks=[chunk] if is_due else [], done_prompts=[], is_done=False)
 
+    def plain(self, delta: GenerateDelta) -> bytes | None:
+        return None
+
 
 @asynccontextmanager
 async def watched(link: Any, *replicas: Replica) -> AsyncIterator[ReplicaSet[Any]]:

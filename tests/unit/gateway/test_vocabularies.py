@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from support.fakes import token
+from support.takers import drawn_taker
 from triptych.errors import InvalidRequestError, UnavailableError, VocabularyNeededError
+from triptych.mailbox import Taker
 from triptych.structured import make_vocabulary
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, SamplingParams, Vocabulary
 from triptych_gateway.vocabularies import WithVocabulary
@@ -17,20 +19,24 @@ REQUEST = GenerateRequest(
 
 
 class ScriptedWorker:
-    """Answers with one token once it was given the vocabulary; ``refuses`` the request then."""
+    """Answers with two tokens once it was given the vocabulary; ``refuses`` the request then."""
 
     def __init__(self, *, refuses: Exception | None = None) -> None:
         self.given: list[Vocabulary] = []
         self.num_asked = 0
         self._refuses = refuses
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateDelta, None]:
+    async def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]:
         self.num_asked += 1
         await asyncio.sleep(0)
         if not self.given:
             raise VocabularyNeededError("needed")
         if self._refuses is not None:
             raise self._refuses
+        if taker is None or not taker(token(request, 4)):
+            yield token(request, 4)
         yield token(request, 5, is_last=True)
 
     async def put_vocabulary(self, vocabulary: Vocabulary) -> None:
@@ -51,8 +57,8 @@ class Source:
         return make_vocabulary(self._fingerprint, [b"a"])
 
 
-async def _tokens(link: WithVocabulary) -> list[int]:
-    deltas = [delta async for delta in link.generate(REQUEST)]
+async def _tokens(link: WithVocabulary, taker: Taker | None = None) -> list[int]:
+    deltas = [delta async for delta in link.generate(REQUEST, taker)]
     return [each for delta in deltas for choice in delta.choices for each in choice.token_ids]
 
 
@@ -60,10 +66,18 @@ async def test_worker_is_given_the_vocabulary_once() -> None:
     worker = ScriptedWorker()
     link = WithVocabulary(worker, Source())
     given = await asyncio.gather(*(_tokens(link) for _ in range(8)))
-    assert given == [[5]] * 8
+    assert given == [[4, 5]] * 8
     assert [vocabulary.fingerprint for vocabulary in worker.given] == ["f"]
-    assert await _tokens(link) == [5]
+    assert await _tokens(link) == [4, 5]
     assert worker.num_asked == 17
+
+
+async def test_taker_is_offered_what_comes_before_and_after_the_vocabulary_was_needed() -> None:
+    link = WithVocabulary(ScriptedWorker(), Source())
+    for _ in range(2):
+        taken: list[GenerateDelta] = []
+        assert await _tokens(link, drawn_taker(1, 1, taken.append)) == [5]
+        assert [choice.token_ids for delta in taken for choice in delta.choices] == [[4]]
 
 
 async def test_worker_that_has_lost_it_is_given_it_again() -> None:
@@ -71,7 +85,7 @@ async def test_worker_that_has_lost_it_is_given_it_again() -> None:
     link = WithVocabulary(worker, Source())
     for _ in range(2):
         worker.given.clear()
-        assert await _tokens(link) == [5]
+        assert await _tokens(link) == [4, 5]
         assert len(worker.given) == 1
 
 

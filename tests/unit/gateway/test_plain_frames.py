@@ -1,0 +1,133 @@
+"""Frames of plain tokens, which pass the gateway's tasks by: the stream is the same without."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.asgi_client import Client
+from support.fakes import FakeRender
+from triptych import sse
+from triptych.mailbox import Mailbox, Taker
+from triptych.reply import Rendered, ReplySpec, chat_reply_spec
+from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, SamplingParams
+from triptych_gateway import flows
+from triptych_gateway.flows import Flow, Panels
+from triptych_gateway.in_process import InProcessDerender
+from triptych_gateway.metered import metered
+from triptych_gateway.metrics import GatewayMetrics
+from unit.derender.toys import (
+    MODEL,
+    answer,
+    byte_level_table,
+    cut,
+    eos_id,
+    join_chunks,
+    score,
+    stream_chunks,
+    toy_derenderer,
+)
+
+TABLE = byte_level_table()
+DERENDERER = toy_derenderer(TABLE)
+PROMPT = [1, 2]
+
+
+class DrawnGenerate:
+    """Sends ``deltas`` as a session does; ``turns`` of the event loop pass before each."""
+
+    def __init__(self, deltas: Sequence[GenerateDelta], turns: Sequence[int]) -> None:
+        self.num_given = 0
+        self._deltas = deltas
+        self._turns = turns
+
+    async def generate(
+        self, request: GenerateRequest, taker: Taker | None = None
+    ) -> AsyncGenerator[GenerateDelta, None]:
+        mailbox = Mailbox(request_id="r", choices=[0], taker=taker)
+        sending = asyncio.create_task(self._send(mailbox))
+        try:
+            while (delta := await mailbox.get()) is not None:
+                self.num_given += 1
+                yield delta
+        finally:
+            sending.cancel()
+
+    async def _send(self, mailbox: Mailbox) -> None:
+        for index, delta in enumerate(self._deltas):
+            for _ in range(self._turns[index % len(self._turns)]):
+                await asyncio.sleep(0)
+            mailbox.put(delta)
+
+    async def info(self) -> ModelInfo:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class Counter:
+    """The part of a ticket that counts."""
+
+    num_tokens: int = 0
+    came_at: float = 0.0
+
+    def count_output(self, num_tokens: int) -> None:
+        self.num_tokens += num_tokens
+
+
+async def streamed(
+    spec: ReplySpec, link: DrawnGenerate, client: Client, ticket: Counter
+) -> list[Any]:
+    """The chunks that ``client`` gets."""
+    panels = Panels(FakeRender(), link, InProcessDerender(DERENDERER))
+    request = GenerateRequest(token_ids=PROMPT, sampling_params=SamplingParams(seed=1))
+    own = metered(panels, cast(Any, ticket), GatewayMetrics())
+    flow = Flow(own, Rendered(requests=[request], spec=spec), "r", 1)
+    outlet = sse.Outlet()
+    await client.read(await sse.primed(flows.stream(flow, outlet), outlet))
+    events = b"".join(client.parts).decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+
+
+@given(
+    token_ids=st.lists(st.integers(0, TABLE.num_tokens - 2), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 30), max_size=30),
+    stop=st.sampled_from([[], ["ab"], ["\n", "世"]]),
+    scored=st.booleans(),
+    turns=st.lists(st.sampled_from([0, 0, 1, 4, 9]), min_size=1, max_size=30),
+    waits=st.lists(st.integers(0, 6), max_size=30),
+)
+async def test_client_reads_the_same_whatever_came_by_which_way(
+    token_ids: list[int],
+    cuts: list[int],
+    stop: list[str],
+    scored: bool,
+    turns: list[int],
+    waits: list[int],
+) -> None:
+    ids = [*token_ids, eos_id(TABLE)]
+    deltas = cut(answer(ids, "stop", logprobs=score(ids) if scored else None), cuts)
+    asked = {"logprobs": scored, "top_logprobs": 2 if scored else None, "stop": stop}
+    spec = chat_reply_spec({**asked, "return_token_ids": True, "stream": True}, model=MODEL)
+    expected = join_chunks(stream_chunks(DERENDERER, spec, deltas, PROMPT))
+    client, ticket = Client(waits), Counter()
+    chunks = await streamed(spec, DrawnGenerate(deltas, turns), client, ticket)
+    assert join_chunks(chunks) == expected
+    if not stop:
+        assert ticket.num_tokens == len(ids)
+
+
+async def test_plain_tokens_wake_nobody() -> None:
+    words = [*b"plain text", eos_id(TABLE)]
+    deltas = cut(answer(words, "stop"), range(len(words)))
+    spec = chat_reply_spec({"stream": True}, model=MODEL)
+    link = DrawnGenerate(deltas, [9])
+    ticket = Counter()
+    chunks = await streamed(spec, link, Client([]), ticket)
+    assert join_chunks(chunks)[0].text == "plain text"
+    assert link.num_given == 2  # the first, which begins the message, and the last
+    assert ticket.num_tokens == len(words)
