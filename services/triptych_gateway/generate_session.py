@@ -2,13 +2,12 @@
 
 import asyncio
 import itertools
-import logging
 from collections.abc import AsyncGenerator
 
 from triptych import tracing
 from triptych.convert import request_to_proto
 from triptych.convert_packed import error_from_proto, unpack_deltas
-from triptych.errors import BodyTooLargeError, DeadlineError, InternalError, UnavailableError
+from triptych.errors import BodyTooLargeError, DeadlineError, UnavailableError
 from triptych.mailbox import Mailbox, Taker
 from triptych.sessions import MAX_COMMAND_BYTES, STEP_BYTES, first_part
 from triptych.v1 import generate_pb2
@@ -18,8 +17,6 @@ from triptych_gateway.session_call import SessionDoor
 
 #: Tokens of one request that may wait for its reader; beyond that the worker keeps them.
 HOLD_ABOVE = 64
-
-_log = logging.getLogger(__name__)
 
 
 class GenerateSession(PanelSession[generate_pb2.GenerateStep]):
@@ -102,12 +99,7 @@ class GenerateSession(PanelSession[generate_pb2.GenerateStep]):
     def _put(self, key: int, mailbox: Mailbox, delta: GenerateDelta) -> None:
         if mailbox.end is not None:  # late: it is aborted as soon as its reader has heard
             return
-        try:
-            mailbox.put(delta)
-        except Exception:  # noqa: BLE001  # of its taker: the session goes on for the others
-            _log.exception("request %s failed", mailbox.request_id)
-            mailbox.fail(InternalError("internal error; see the server's log"))
-            return
+        mailbox.put(delta)
         if mailbox.end is not None:
             del self._mailboxes[key]
         elif mailbox.num_waiting > HOLD_ABOVE and key not in self._held:

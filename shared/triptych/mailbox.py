@@ -26,7 +26,8 @@ class Mailbox:
     A reader that is slow gets several steps in one delta, so what waits never exceeds the
     request's own output. Exactly one terminal is given: every choice's finish, or one error.
     Who reads by ``take`` is told by ``on_news`` that there is something. What comes while ``get``
-    waits is offered to ``taker`` first; what that deals with does not wake the reader.
+    waits is offered to ``taker`` first; what that deals with does not wake the reader, and what it
+    raises is the reader's.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Mailbox:
         """
         if self.end is not None:
             return
-        if self._taker is not None and self._waiting() is not None and self._taker(delta):
+        if self._is_taken(delta):
             return
         for choice in delta.choices:
             self.num_waiting += len(choice.token_ids)
@@ -159,6 +160,15 @@ class Mailbox:
     def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
+
+    def _is_taken(self, delta: GenerateDelta) -> bool:
+        if self._taker is None or (reader := self._waiting()) is None:
+            return False
+        try:
+            return self._taker(delta)
+        except Exception as error:  # noqa: BLE001  # `get` raises it
+            reader.set_exception(error)
+            return True
 
     def _waiting(self) -> "asyncio.Future[None] | None":
         """What ``get`` waits for while it does, with everything before read."""

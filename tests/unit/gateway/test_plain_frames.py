@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from triptych import sse
 from triptych.mailbox import Mailbox, Taker
 from triptych.reply import Rendered, ReplySpec, chat_reply_spec
 from triptych.wire import GenerateDelta, GenerateRequest, ModelInfo, SamplingParams
+from triptych_derender.derenderer import ReplyStream
 from triptych_gateway import flows
 from triptych_gateway.flows import Flow, Panels
 from triptych_gateway.in_process import InProcessDerender
@@ -78,16 +80,20 @@ class Counter:
         self.num_tokens += num_tokens
 
 
+def flow_of(spec: ReplySpec, link: DrawnGenerate, ticket: Counter | None = None) -> Flow:
+    panels = Panels(FakeRender(), link, InProcessDerender(DERENDERER))
+    request = GenerateRequest(token_ids=PROMPT, sampling_params=SamplingParams(seed=1))
+    own = metered(panels, cast(Any, ticket or Counter()), GatewayMetrics())
+    return Flow(own, Rendered(requests=[request], spec=spec), "r", 1)
+
+
 async def streamed(
     spec: ReplySpec, link: DrawnGenerate, client: Client, ticket: Counter
 ) -> list[Any]:
     """The chunks that ``client`` gets."""
-    panels = Panels(FakeRender(), link, InProcessDerender(DERENDERER))
-    request = GenerateRequest(token_ids=PROMPT, sampling_params=SamplingParams(seed=1))
-    own = metered(panels, cast(Any, ticket), GatewayMetrics())
-    flow = Flow(own, Rendered(requests=[request], spec=spec), "r", 1)
     outlet = sse.Outlet()
-    await client.read(await sse.primed(flows.stream(flow, outlet), outlet))
+    frames = flows.stream(flow_of(spec, link, ticket), outlet)
+    await client.read(await sse.primed(frames, outlet))
     events = b"".join(client.parts).decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
@@ -119,6 +125,24 @@ async def test_client_reads_the_same_whatever_came_by_which_way(
     assert join_chunks(chunks) == expected
     if not stop:
         assert ticket.num_tokens == len(ids)
+
+
+async def test_fault_of_derender_ends_the_stream_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_: ReplyStream, __: GenerateDelta) -> None:
+        raise RuntimeError("secret detail")
+
+    words = [*b"plain", eos_id(TABLE)]
+    deltas = cut(answer(words, "stop"), range(len(words)))
+    client = Client([])
+    own = flow_of(chat_reply_spec({"stream": True}, model=MODEL), DrawnGenerate(deltas, [9]))
+    outlet = sse.Outlet()
+    response = await sse.primed(flows.stream(own, outlet), outlet)
+    monkeypatch.setattr(ReplyStream, "plain", broken)
+    assert (await client.read(response))["error"] == "internal_error"
+    assert client.parts[-2].startswith(b"event: error\n")
+    assert b"secret" not in b"".join(client.parts)
 
 
 async def test_plain_tokens_wake_nobody() -> None:

@@ -91,6 +91,19 @@ async def test_nothing_is_offered_once_the_reader_is_to_wake() -> None:
     assert (offered, ids([both])) == ([1], [1, 2])
 
 
+async def test_reader_is_raised_what_its_taker_raises() -> None:
+    def broken(one: GenerateDelta) -> bool:
+        raise RuntimeError("a fault of ours")
+
+    mailbox = Mailbox(request_id="r", choices=[0], taker=broken)
+    reader = asyncio.create_task(mailbox.get())
+    await asyncio.sleep(0)
+    mailbox.put(delta(1))
+    mailbox.put(delta(2))
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        await reader
+
+
 async def test_nothing_is_offered_to_a_reader_that_leaves() -> None:
     taken: list[GenerateDelta] = []
     mailbox = Mailbox(request_id="r", choices=[0], taker=drawn_taker(1, 1, taken.append))
