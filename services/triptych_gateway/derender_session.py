@@ -115,6 +115,8 @@ class DerenderSession(PanelSession[derender_pb2.DerenderStep]):
 class _Reply:
     """One reply at derender; a ``ReplyFeed`` that is fed one delta at a time."""
 
+    plain = None
+
     def __init__(self, key: int, feed: Callable[[_Feed], None]) -> None:
         self._key = key
         self._feed = feed
@@ -131,9 +133,6 @@ class _Reply:
         self._answer = asyncio.get_running_loop().create_future()
         self._feed(_Feed(self._key, prompt_index, delta))
         return await self._answer
-
-    def plain(self, delta: GenerateDelta) -> None:
-        """None: only derender knows."""
 
     def answer(self, fed: Fed) -> None:
         if self._answer is not None and not self._answer.done():

@@ -107,6 +107,8 @@ class _ReplayedReply:
     Deltas are kept as msgpack: a token with 20 candidates is 390 bytes, a quarter of the structs.
     """
 
+    plain = None
+
     def __init__(
         self,
         replicas: ReplicaSet[Derender],
@@ -140,9 +142,6 @@ class _ReplayedReply:
                 self._given.append(msgspec.msgpack.encode((prompt_index, delta)))
                 self._checksum = _checksum(fed, self._checksum)
                 return fed
-
-    def plain(self, delta: GenerateDelta) -> None:
-        """None: what a replica writes is compared with what another wrote."""
 
     async def aclose(self) -> None:
         if self._place is not None:

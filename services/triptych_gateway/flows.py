@@ -14,7 +14,7 @@ from triptych.mailbox import Taker
 from triptych.reply import Endpoint, Rendered
 from triptych.request_ids import prefixed_id
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, join_deltas
-from triptych_gateway.links import DerenderLink, GenerateLink, RenderLink, ReplyFeed
+from triptych_gateway.links import DerenderLink, GenerateLink, Plain, RenderLink
 from triptych_gateway.merge import MergedDeltas, OneStream, merged
 
 
@@ -79,7 +79,9 @@ async def stream(flow: Flow, outlet: sse.Outlet) -> AsyncGenerator[bytes, None]:
         created=flow.created,
         prompts=flow.prompts,
     ) as reply:
-        taker = functools.partial(_take, reply, outlet) if len(flow.prompts) == 1 else None
+        taker = None
+        if len(flow.prompts) == 1 and reply.plain is not None:
+            taker = functools.partial(_take, reply.plain, outlet)
         async with contextlib.aclosing(_generated(flow, taker)) as generated:
             async for prompt_index, delta in generated:
                 fed = await reply.feed(prompt_index, delta)
@@ -124,9 +126,9 @@ def _generated(flow: Flow, taker: Taker | None = None) -> OneStream | MergedDelt
     return merged([generate(request, taker) for request in flow.rendered.requests])
 
 
-def _take(reply: ReplyFeed, outlet: sse.Outlet, delta: GenerateDelta) -> bool:
+def _take(plain: Plain, outlet: sse.Outlet, delta: GenerateDelta) -> bool:
     """Send ``delta`` if it is plain and the client reads."""
-    if not outlet.is_free or (chunk := reply.plain(delta)) is None:
+    if not outlet.is_free or (chunk := plain(delta)) is None:
         return False
     outlet.send_at_once(sse.frame((chunk,)))
     return True

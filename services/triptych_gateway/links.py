@@ -1,12 +1,15 @@
 """How the gateway reaches the panels: one interface each, in this process or over gRPC."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from triptych.mailbox import Taker
 from triptych.reply import Endpoint, Fed, Rendered, ReplySpec
 from triptych.wire import Generated, GenerateDelta, GenerateRequest, ModelInfo, Vocabulary
+
+#: The chunk of a delta, at once; None: it must be fed.
+Plain = Callable[[GenerateDelta], bytes | None]
 
 
 class RenderLink(Protocol):
@@ -52,8 +55,9 @@ class ReplyFeed(Protocol):
 
     async def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed: ...
 
-    def plain(self, delta: GenerateDelta) -> bytes | None:
-        """The chunk of ``delta`` of the only prompt, at once; None: it must be fed."""
+    @property
+    def plain(self) -> Plain | None:
+        """The short way of the only prompt's deltas; None where another process has the state."""
 
 
 class DerenderLink(Protocol):

@@ -102,6 +102,7 @@ class FakeFeed:
 
     replica: Replica
     ids: list[int] = field(default_factory=list)
+    plain: None = None
 
     async def feed(self, prompt_index: int, delta: GenerateDelta) -> Fed:
         await self.replica.called()
@@ -109,9 +110,6 @@ class FakeFeed:
         is_due = len(self.ids) % 2 == 0
         chunk = f"{self.replica.word} {len(self.ids)} {sum(self.ids)}".encode()
         return Fed(chunks=[chunk] if is_due else [], done_prompts=[], is_done=False)
-
-    def plain(self, delta: GenerateDelta) -> bytes | None:
-        return None
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.asgi_client import Client
+from support.fake_fleet import info
 from support.fakes import FakeRender
 from triptych import sse
 from triptych.mailbox import Mailbox, Taker
@@ -22,20 +23,10 @@ from triptych_gateway.flows import Flow, Panels
 from triptych_gateway.in_process import InProcessDerender
 from triptych_gateway.metered import metered
 from triptych_gateway.metrics import GatewayMetrics
-from unit.derender.toys import (
-    MODEL,
-    answer,
-    byte_level_table,
-    cut,
-    eos_id,
-    join_chunks,
-    score,
-    stream_chunks,
-    toy_derenderer,
-)
+from unit.derender import toys
 
-TABLE = byte_level_table()
-DERENDERER = toy_derenderer(TABLE)
+TABLE = toys.byte_level_table()
+DERENDERER = toys.toy_derenderer(TABLE)
 PROMPT = [1, 2]
 
 
@@ -66,7 +57,7 @@ class DrawnGenerate:
             mailbox.put(delta)
 
     async def info(self) -> ModelInfo:
-        raise NotImplementedError
+        return info()
 
 
 @dataclass(slots=True)
@@ -115,14 +106,14 @@ async def test_client_reads_the_same_whatever_came_by_which_way(
     turns: list[int],
     waits: list[int],
 ) -> None:
-    ids = [*token_ids, eos_id(TABLE)]
-    deltas = cut(answer(ids, "stop", logprobs=score(ids) if scored else None), cuts)
+    ids = [*token_ids, toys.eos_id(TABLE)]
+    deltas = toys.cut(toys.answer(ids, "stop", logprobs=toys.score(ids) if scored else None), cuts)
     asked = {"logprobs": scored, "top_logprobs": 2 if scored else None, "stop": stop}
-    spec = chat_reply_spec({**asked, "return_token_ids": True, "stream": True}, model=MODEL)
-    expected = join_chunks(stream_chunks(DERENDERER, spec, deltas, PROMPT))
+    spec = chat_reply_spec({**asked, "return_token_ids": True, "stream": True}, model=toys.MODEL)
+    expected = toys.join_chunks(toys.stream_chunks(DERENDERER, spec, deltas, PROMPT))
     client, ticket = Client(waits), Counter()
     chunks = await streamed(spec, DrawnGenerate(deltas, turns), client, ticket)
-    assert join_chunks(chunks) == expected
+    assert toys.join_chunks(chunks) == expected
     if not stop:
         assert ticket.num_tokens == len(ids)
 
@@ -130,28 +121,33 @@ async def test_client_reads_the_same_whatever_came_by_which_way(
 async def test_fault_of_derender_ends_the_stream_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(_: ReplyStream, __: GenerateDelta) -> None:
-        raise RuntimeError("secret detail")
+    seen: list[GenerateDelta] = []
 
-    words = [*b"plain", eos_id(TABLE)]
-    deltas = cut(answer(words, "stop"), range(len(words)))
-    client = Client([])
-    own = flow_of(chat_reply_spec({"stream": True}, model=MODEL), DrawnGenerate(deltas, [9]))
-    outlet = sse.Outlet()
-    response = await sse.primed(flows.stream(own, outlet), outlet)
+    def broken(_: ReplyStream, delta: GenerateDelta) -> None:
+        seen.append(delta)
+        if len(seen) > 1:  # the first is fed, the next one is offered
+            raise RuntimeError("secret detail")
+
     monkeypatch.setattr(ReplyStream, "plain", broken)
+    words = [*b"plain", toys.eos_id(TABLE)]
+    deltas = toys.cut(toys.answer(words, "stop"), range(len(words)))
+    client, link = Client([]), DrawnGenerate(deltas, [9])
+    outlet = sse.Outlet()
+    own = flow_of(chat_reply_spec({"stream": True}, model=toys.MODEL), link)
+    response = await sse.primed(flows.stream(own, outlet), outlet)
     assert (await client.read(response))["error"] == "internal_error"
     assert client.parts[-2].startswith(b"event: error\n")
     assert b"secret" not in b"".join(client.parts)
+    assert link.num_given == 1
 
 
 async def test_plain_tokens_wake_nobody() -> None:
-    words = [*b"plain text", eos_id(TABLE)]
-    deltas = cut(answer(words, "stop"), range(len(words)))
-    spec = chat_reply_spec({"stream": True}, model=MODEL)
+    words = [*b"plain text", toys.eos_id(TABLE)]
+    deltas = toys.cut(toys.answer(words, "stop"), range(len(words)))
+    spec = chat_reply_spec({"stream": True}, model=toys.MODEL)
     link = DrawnGenerate(deltas, [9])
     ticket = Counter()
     chunks = await streamed(spec, link, Client([]), ticket)
-    assert join_chunks(chunks)[0].text == "plain text"
+    assert toys.join_chunks(chunks)[0].text == "plain text"
     assert link.num_given == 2  # the first, which begins the message, and the last
     assert ticket.num_tokens == len(words)
