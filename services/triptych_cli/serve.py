@@ -15,11 +15,10 @@ from triptych import logs, tracing
 from triptych.errors import DeadlineError, SetupError, UnavailableError
 from triptych.event_loop import run_loop
 from triptych.hops import Hops, read_secret
+from triptych.listening import bind, bracketed
 from triptych.models import ModelLocation, ensure
 from triptych.serving import (
     Service,
-    bind,
-    bracketed,
     check_ports,
     first_of,
     serve,

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
@@ -11,9 +11,10 @@ from triptych.convert import answer_from_proto, delta_from_proto, spec_from_byte
 from triptych.convert_structured import vocabulary_to_proto
 from triptych.drain import Drain
 from triptych.errors import InvalidRequestError
-from triptych.rpc import RpcEdge, RpcServer, caller_request_id
+from triptych.rpc import RpcServer
+from triptych.rpc_edge import RpcEdge, caller_request_id
 from triptych.rpc_options import MAX_MESSAGE_BYTES
-from triptych.sessions import serve_session
+from triptych.sessions import SessionKind, serve_session
 from triptych.v1 import derender_pb2, derender_pb2_grpc, generate_pb2
 from triptych_derender.derenderer import Derenderer, ReplyStream
 from triptych_derender.session import DerenderSession
@@ -27,6 +28,9 @@ class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
     def __init__(self, derenderer: Derenderer, drain: Drain) -> None:
         self._derenderer = derenderer
         self._drain = drain
+
+    def open_session(self, on_news: Callable[[], None]) -> DerenderSession:
+        return DerenderSession(self._derenderer, self._drain, on_news)
 
     async def Derender(
         self, request_iterator: AsyncIterator[derender_pb2.DerenderCommand], context: _Context
@@ -52,8 +56,7 @@ class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
         request_iterator: AsyncIterator[derender_pb2.DerenderCommands],
         context: _Context,
     ) -> AsyncIterator[derender_pb2.DerenderStep]:
-        session = DerenderSession(self._derenderer, self._drain)
-        steps = serve_session(session, request_iterator, context, self._drain)
+        steps = serve_session(self.open_session, request_iterator, context, self._drain)
         async with contextlib.aclosing(steps):
             async for step in steps:
                 yield step
@@ -100,7 +103,11 @@ class DerenderServicer(derender_pb2_grpc.DerenderServiceServicer):
 
 def create_derender_rpc(derenderer: Derenderer) -> RpcServer:
     rpc = RpcServer(["triptych.v1.DerenderService"])
-    derender_pb2_grpc.add_DerenderServiceServicer_to_server(
-        DerenderServicer(derenderer, rpc.drain), rpc.server
+    servicer = DerenderServicer(derenderer, rpc.drain)
+    derender_pb2_grpc.add_DerenderServiceServicer_to_server(servicer, rpc.server)
+    rpc.add_sessions(
+        SessionKind(
+            "triptych.v1.DerenderService", derender_pb2.DerenderCommands, servicer.open_session
+        )
     )
     return rpc

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from triptych.convert import spec_from_bytes
@@ -24,12 +25,13 @@ _log = logging.getLogger(__name__)
 class DerenderSession:
     """A ``Session`` over a derenderer, which keeps the state of each open reply."""
 
-    def __init__(self, derenderer: Derenderer, drain: Drain) -> None:
+    def __init__(self, derenderer: Derenderer, drain: Drain, on_news: Callable[[], None]) -> None:
+        """``on_news`` is called when there may be a step to take."""
         self._derenderer = derenderer
         self._replies: dict[int, ReplyStream] = {}
         self._answers: list[tuple[int, Fed]] = []
         self._errors: list[generate_pb2.RequestError] = []
-        self.news = asyncio.Event()
+        self._on_news = on_news
         self.requests = SessionRequests(drain, self._fail)
 
     def apply(self, commands: derender_pb2.DerenderCommands) -> None:
@@ -107,7 +109,7 @@ class DerenderSession:
             self._end(key, InternalError("internal error; see the server's log"))
         else:
             self._answers.append((key, fed))
-            self.news.set()
+            self._on_news()
 
     def _end(self, key: int, error: TriptychError) -> None:
         del self._replies[key]
@@ -116,7 +118,7 @@ class DerenderSession:
 
     def _fail(self, key: int, error: TriptychError) -> None:
         self._errors.append(error_to_proto(key, error))
-        self.news.set()
+        self._on_news()
 
 
 def _num_bytes(fed: Fed) -> int:

@@ -1,6 +1,7 @@
 """The call of a session: gRPC on the event loop itself, without grpc.aio's thread and queues.
 
-What is sent and received is gRPC's (its "gRPC over HTTP/2"), so the panels' servers are grpc.aio's.
+What is sent and received is gRPC's (its "gRPC over HTTP/2"), so any server of gRPC can be at the
+other end.
 """
 
 import asyncio
@@ -11,14 +12,13 @@ from urllib.parse import unquote
 
 import grpc
 
-from triptych.errors import UnavailableError
+from triptych.errors import TriptychError, UnavailableError
 from triptych.hops import NO_HOPS, Hops
-from triptych.rpc_options import CONNECT_TIMEOUT_S, KEEP_ALIVE_S, MAX_MESSAGE_BYTES, PING_TIMEOUT_S
+from triptych.http2_stream import KEEP_ALIVE, ClientStream, Headers, KeepAlive
+from triptych.rpc_messages import MessageReader, framed
+from triptych.rpc_options import CONNECT_TIMEOUT_S
 from triptych.version import VERSION
 from triptych_gateway.addresses import host_and_port
-from triptych_gateway.http2_stream import Headers, Http2Stream
-
-_PREFIX_LEN = 5
 
 
 class CallOwner(Protocol):
@@ -35,8 +35,7 @@ class CallOwner(Protocol):
 class SessionDoor:
     """Where a panel's sessions are opened.
 
-    ``name``: the panel's, for errors. ``path``: ``/package.Service/Method``. ``keep_alive_s``:
-    after so much silence it is asked for a sign of life, and has ``ping_timeout_s`` to give it.
+    ``name``: the panel's, for errors. ``path``: ``/package.Service/Method``.
     """
 
     name: str
@@ -44,8 +43,7 @@ class SessionDoor:
     path: str
     hops: Hops = NO_HOPS
     tls: ssl.SSLContext | None = None
-    keep_alive_s: float = KEEP_ALIVE_S
-    ping_timeout_s: float = PING_TIMEOUT_S
+    keep_alive: KeepAlive = KEEP_ALIVE
 
     def open(self, owner: CallOwner) -> "SessionCall":
         return SessionCall(self, owner)
@@ -75,11 +73,9 @@ class SessionCall:
     def __init__(self, door: SessionDoor, owner: CallOwner) -> None:
         self._door = door
         self._owner: CallOwner | None = owner
-        self._stream = Http2Stream(door.head(), self)
-        self._received = bytearray()
-        self._num_seen = 0
+        self._stream = ClientStream(door.head(), self, door.keep_alive)
+        self._messages = MessageReader()
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(door.keep_alive_s, self._look)
         self._connecting = self._loop.create_task(self._connect())
 
     @property
@@ -88,12 +84,11 @@ class SessionCall:
 
     def write(self, message: bytes) -> None:
         """Send ``message``; what the other end has no room for waits."""
-        self._stream.write(b"\0" + len(message).to_bytes(4, "big") + message)
+        self._stream.write(framed(message))
 
     def cancel(self) -> None:
         """End the call; its owner hears no more."""
         self._owner = None
-        self._timer.cancel()
         self._connecting.cancel()
         self._stream.abort()
 
@@ -107,18 +102,13 @@ class SessionCall:
             self._end("UNKNOWN", f"HTTP status {http_status}")
 
     def data_came(self, data: bytes) -> None:
-        self._received += data
-        received = self._received
-        while len(received) >= _PREFIX_LEN and self._owner is not None:
-            end = _PREFIX_LEN + int.from_bytes(received[1:_PREFIX_LEN], "big")
-            if received[0] or end > MAX_MESSAGE_BYTES:
-                self._end("RESOURCE_EXHAUSTED", f"a message of {end:,} bytes, or compressed")
-                return
-            if len(received) < end:
-                return
-            message = bytes(received[_PREFIX_LEN:end])
-            del received[:end]
-            self._owner.message_came(message)
+        try:
+            for message in self._messages.feed(data):
+                if self._owner is None:
+                    return
+                self._owner.message_came(message)
+        except TriptychError as error:
+            self._end(error.grpc_code, error.message)
 
     def writable(self) -> None:
         if self._owner is not None:
@@ -138,21 +128,6 @@ class SessionCall:
                 )
         except (OSError, ValueError) as error:  # ValueError: a name that cannot be one
             self._end("UNAVAILABLE", str(error))
-
-    def _look(self) -> None:
-        """Ask a silent server for a sign of life."""
-        num_before, self._num_seen = self._num_seen, self._stream.num_received
-        if num_before == self._num_seen:
-            self._stream.ping()
-            self._timer = self._loop.call_later(self._door.ping_timeout_s, self._expect_ping)
-        else:
-            self._timer = self._loop.call_later(self._door.keep_alive_s, self._look)
-
-    def _expect_ping(self) -> None:
-        if self._num_seen == self._stream.num_received:
-            self._end("UNAVAILABLE", "no sign of life")
-        else:
-            self._timer = self._loop.call_later(self._door.keep_alive_s, self._look)
 
     def _end(self, code: str, details: str) -> None:
         owner, name = self._owner, self._door.name

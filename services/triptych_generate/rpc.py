@@ -1,7 +1,7 @@
 """generate's gRPC service."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
@@ -10,8 +10,9 @@ import msgspec
 from triptych.convert import delta_to_proto, info_to_proto, request_from_proto
 from triptych.convert_structured import vocabulary_from_proto
 from triptych.drain import Drain
-from triptych.rpc import RpcEdge, RpcServer, caller_request_id
-from triptych.sessions import serve_session
+from triptych.rpc import RpcServer
+from triptych.rpc_edge import RpcEdge, caller_request_id
+from triptych.sessions import SessionKind, serve_session
 from triptych.v1 import generate_pb2, generate_pb2_grpc, vllm_engine_pb2_grpc
 from triptych_generate import smg
 from triptych_generate.service import GenerateService
@@ -31,6 +32,9 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self._service = service
         self._drain = drain
 
+    def open_session(self, on_news: Callable[[], None]) -> GenerateSession:
+        return GenerateSession(self._service, self._drain, on_news)
+
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: _Context
     ) -> AsyncIterator[generate_pb2.GenerateDelta]:
@@ -46,8 +50,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         request_iterator: AsyncIterator[generate_pb2.GenerateCommands],
         context: _Context,
     ) -> AsyncIterator[generate_pb2.GenerateStep]:
-        session = GenerateSession(self._service, self._drain)
-        steps = serve_session(session, request_iterator, context, self._drain)
+        steps = serve_session(self.open_session, request_iterator, context, self._drain)
         async with contextlib.aclosing(steps):
             async for step in steps:
                 yield step
@@ -74,8 +77,12 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
 
 def create_generate_rpc(service: GenerateService) -> RpcServer:
     rpc = RpcServer(["triptych.v1.GenerateService", smg.SERVICE_NAME])
-    generate_pb2_grpc.add_GenerateServiceServicer_to_server(
-        GenerateServicer(service, rpc.drain), rpc.server
+    servicer = GenerateServicer(service, rpc.drain)
+    generate_pb2_grpc.add_GenerateServiceServicer_to_server(servicer, rpc.server)
+    rpc.add_sessions(
+        SessionKind(
+            "triptych.v1.GenerateService", generate_pb2.GenerateCommands, servicer.open_session
+        )
     )
     vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(
         smg.VllmEngineServicer(service, rpc.drain), rpc.server

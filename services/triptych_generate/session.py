@@ -1,6 +1,5 @@
 """All requests of one caller in one call: one message per step with the deltas of all of them."""
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -36,13 +35,14 @@ class GenerateSession:
     A request that its caller holds waits in its mailbox, merged; the others go on.
     """
 
-    def __init__(self, service: Service, drain: Drain) -> None:
+    def __init__(self, service: Service, drain: Drain, on_news: Callable[[], None]) -> None:
+        """``on_news`` is called when there may be a step to take."""
         self._service = service
         self._mailboxes: dict[int, Mailbox] = {}
         self._ready: dict[int, None] = {}  # keys with something to take, the longest waiting first
         self._held: set[int] = set()
         self._errors: list[generate_pb2.RequestError] = []
-        self.news = asyncio.Event()
+        self._on_news = on_news
         self.requests = SessionRequests(drain, self._fail)
 
     def apply(self, commands: generate_pb2.GenerateCommands) -> None:
@@ -120,8 +120,8 @@ class GenerateSession:
 
     def _fail(self, key: int, error: TriptychError) -> None:
         self._errors.append(error_to_proto(key, error))
-        self.news.set()
+        self._on_news()
 
     def _tell(self, key: int) -> None:
         self._ready[key] = None
-        self.news.set()
+        self._on_news()

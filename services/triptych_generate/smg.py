@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 
 from triptych.drain import Drain
-from triptych.rpc import RpcEdge, caller_request_id
+from triptych.rpc_edge import RpcEdge, caller_request_id
 from triptych.v1 import vllm_engine_pb2 as smg
 from triptych.v1 import vllm_engine_pb2_grpc
 from triptych.wire import GenerateDelta, GenerateRequest, join_deltas

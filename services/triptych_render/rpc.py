@@ -9,8 +9,9 @@ import grpc.aio
 from triptych.convert import rendered_to_proto
 from triptych.drain import Drain
 from triptych.offload import offload_body
-from triptych.rpc import RpcEdge, RpcServer, caller_request_id
-from triptych.sessions import serve_session
+from triptych.rpc import RpcServer
+from triptych.rpc_edge import RpcEdge, caller_request_id
+from triptych.sessions import SessionKind, serve_session
 from triptych.v1 import render_pb2, render_pb2_grpc
 from triptych_render.renderer import Renderer
 from triptych_render.session import RenderSession
@@ -25,6 +26,9 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
     def __init__(self, renderer: Renderer, drain: Drain) -> None:
         self._renderer = renderer
         self._drain = drain
+
+    def open_session(self, on_news: Callable[[], None]) -> RenderSession:
+        return RenderSession(self._renderer, self._drain, on_news)
 
     async def RenderChat(
         self, request: render_pb2.RenderRequest, context: _Context
@@ -49,8 +53,7 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
     async def Session(
         self, request_iterator: AsyncIterator[render_pb2.RenderCommands], context: _Context
     ) -> AsyncIterator[render_pb2.RenderStep]:
-        session = RenderSession(self._renderer, self._drain)
-        steps = serve_session(session, request_iterator, context, self._drain)
+        steps = serve_session(self.open_session, request_iterator, context, self._drain)
         async with contextlib.aclosing(steps):
             async for step in steps:
                 yield step
@@ -81,7 +84,9 @@ class RenderServicer(render_pb2_grpc.RenderServiceServicer):
 
 def create_render_rpc(renderer: Renderer) -> RpcServer:
     rpc = RpcServer(["triptych.v1.RenderService"])
-    render_pb2_grpc.add_RenderServiceServicer_to_server(
-        RenderServicer(renderer, rpc.drain), rpc.server
+    servicer = RenderServicer(renderer, rpc.drain)
+    render_pb2_grpc.add_RenderServiceServicer_to_server(servicer, rpc.server)
+    rpc.add_sessions(
+        SessionKind("triptych.v1.RenderService", render_pb2.RenderCommands, servicer.open_session)
     )
     return rpc

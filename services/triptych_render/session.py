@@ -1,6 +1,6 @@
 """All requests of one caller in one call: what is rendered meanwhile is answered together."""
 
-import asyncio
+from collections.abc import Callable
 from functools import partial
 
 from triptych.convert import rendered_to_proto
@@ -21,11 +21,12 @@ _MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
 class RenderSession:
     """A ``Session`` over a renderer."""
 
-    def __init__(self, renderer: Renderer, drain: Drain) -> None:
+    def __init__(self, renderer: Renderer, drain: Drain, on_news: Callable[[], None]) -> None:
+        """``on_news`` is called when there may be a step to take."""
         self._renderer = renderer
         self._answers: list[render_pb2.RenderAnswer] = []
         self._errors: list[generate_pb2.RequestError] = []
-        self.news = asyncio.Event()
+        self._on_news = on_news
         self.requests = SessionRequests(drain, self._fail)
 
     def apply(self, commands: render_pb2.RenderCommands) -> None:
@@ -73,8 +74,8 @@ class RenderSession:
                 f"the rendered request has {size:,} bytes, limit is {_MAX_ANSWER_BYTES:,}"
             )
         self._answers.append(answered)
-        self.news.set()
+        self._on_news()
 
     def _fail(self, key: int, error: TriptychError) -> None:
         self._errors.append(error_to_proto(key, error))
-        self.news.set()
+        self._on_news()

@@ -27,11 +27,16 @@ class Tls:
     key: Path | None
     ca: Path | None
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """Those of a gRPC server; with a ``ca`` its callers need a certificate."""
-        ca = _read(self.ca)
-        pair = (_read(self.key) or b"", _read(self.cert) or b"")
-        return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+    def server_context(self) -> ssl.SSLContext:
+        """That of a gRPC port; with a ``ca`` its callers need a certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if self.cert is not None:
+            context.load_cert_chain(self.cert, self.key, password=lambda: "")
+        if self.ca is not None:
+            context.load_verify_locations(self.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        context.set_alpn_protocols(["h2"])
+        return context
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Those of a gRPC client; without a ``ca`` it trusts the usual authorities."""

@@ -1,87 +1,60 @@
 """gRPC plumbing that every service shares: servers, channels, error mapping, health, reflection."""
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from triptych import tracing
 from triptych.channel import CarryingChannel
-from triptych.drain import Drain, stopping_error
-from triptych.errors import (
-    ErrorBody,
-    InternalError,
-    SetupError,
-    TriptychError,
-    UnauthenticatedError,
-    UnavailableError,
-)
+from triptych.drain import Drain
+from triptych.errors import SetupError, TriptychError, UnauthenticatedError, UnavailableError
 from triptych.hops import AUTHORIZATION, NO_HOPS, Hops
+from triptych.http2_stream import ServerStream
 from triptych.metrics import CallMetrics
-from triptych.request_ids import HEADER, accept_request_id
-from triptych.rpc_errors import ERROR_KEY, RETRY_KEY, from_rpc_error
+from triptych.request_ids import HEADER
+from triptych.rpc_edge import Call, abort_call, current_call
+from triptych.rpc_errors import from_rpc_error
 from triptych.rpc_options import KEEP_ALIVE, RECONNECT, SIZES
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Span
-
-#: Bytes of an error's message, which stands twice in the trailers: gRPC takes 8 KiB of them, and
-#: ends the call with RESOURCE_EXHAUSTED where there are more.
-_MAX_MESSAGE_BYTES = 1500
-#: Calls that carry no request of their own: no span.
-_SPANLESS = frozenset({"GetInfo", "GetTokenizerInfo", "Session"})
+from triptych.rpc_port import Backend, RpcPort
+from triptych.served_session import ServedSession
+from triptych.sessions import SessionKind
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """What a call is known by: its path, ``/package.Service/Method``, and its metadata."""
-
-    path: str = ""
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def method(self) -> str:
-        return self.path.rpartition("/")[2]
-
-
-_NO_CALL = _Call()
-#: The call that the current task serves.
-_current: ContextVar[_Call] = ContextVar("call", default=_NO_CALL)
-
-_log = logging.getLogger(__name__)
 
 
 class RpcServer:
     """A grpc.aio server with health and reflection; ``services`` are full names.
 
-    ``metrics``: calls by method and work in progress, under no registry yet.
+    Sessions of the ``kinds`` that were added are served without it where they have a connection of
+    their own. ``metrics``: calls by method and work in progress, under no registry yet.
     """
 
     def __init__(self, services: Sequence[str]) -> None:
-        options = [*SIZES, *KEEP_ALIVE, ("grpc.so_reuseport", 0)]
         self._door = RpcDoor()
+        options = [*SIZES, *KEEP_ALIVE]
         self.server = grpc.aio.server(options=options, interceptors=(self._door,))
         self.drain = Drain(self._note_end)
         self.metrics = CallMetrics(
             services[0].rpartition(".")[2].removesuffix("Service").lower(),
             num_in_flight=lambda: self.drain.num_working,
         )
+        self._kinds: dict[str, SessionKind] = {}
+        self._port: RpcPort | None = None
+        self._backend: Backend | None = None
         self._health = health.aio.HealthServicer()
         self._services = tuple(services)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.server)
+
+    def add_sessions(self, kind: SessionKind) -> None:
+        """Serve them; to be called before ``bind``."""
+        self._kinds[kind.path] = kind
 
     def bind(self, host: str, port: int, hops: Hops = NO_HOPS) -> int:
         """The port that was bound; ``hops`` say who may call there.
@@ -90,19 +63,32 @@ class RpcServer:
             SetupError: it is in use or not allowed.
         """
         self._door.hops = hops
-        address = f"{host}:{port}"
-        try:
-            if hops.tls is None:
-                return self.server.add_insecure_port(address)
-            return self.server.add_secure_port(address, hops.tls.server_credentials())
-        except RuntimeError as error:
-            raise SetupError(f"cannot listen for gRPC on {host}:{port}: in use?") from error
+        self._port = RpcPort(self._new_stream if self._kinds else None)
+        tls = None if hops.tls is None else hops.tls.server_context()
+        return self._port.bind(host, port, tls)
+
+    def _new_stream(self) -> ServerStream:
+        return ServedSession(self._kinds, self._door.hops, self.drain).stream
 
     def _note_end(self, seconds: float) -> None:
-        self.metrics.call_ended(_current.get().method, seconds=seconds)
+        self.metrics.call_ended(current_call.get().method, seconds=seconds)
 
     async def start(self) -> None:
+        """Take calls at the port that was bound.
+
+        Raises:
+            SetupError: there is no room for a socket in the directory for temporary files.
+        """
+        assert self._port is not None, "a server is bound before it starts"
+        self._backend = Backend()
+        path = self._backend.path
+        try:
+            self.server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise SetupError(f"cannot listen on {path}: is TMPDIR's path too long?") from error
         await self.server.start()
+        self._backend.hide()
+        await self._port.start(self._backend)
         for name in ("", *self._services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
@@ -112,8 +98,14 @@ class RpcServer:
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
+        """End every call and every connection; those that run have ``grace_s``."""
         await self.begin_drain()
-        await self.server.stop(grace_s)
+        closing = [self.server.stop(grace_s)]
+        if self._port is not None:
+            closing.append(self._port.close(grace_s))
+        await asyncio.gather(*closing)
+        if self._backend is not None:
+            self._backend.close()
 
 
 def open_channel(target: str, hops: Hops = NO_HOPS) -> grpc.aio.Channel:
@@ -136,16 +128,6 @@ def call_metadata(request_id: str) -> grpc.aio.Metadata:
     return grpc.aio.Metadata((HEADER, request_id))
 
 
-def caller_request_id(context: grpc.aio.ServicerContext[Any, Any], given: str = "") -> str:
-    """The request id of a call: from its message, else its metadata, else a new one."""
-    if given:
-        return accept_request_id(given)
-    for key, value in context.invocation_metadata() or ():
-        if key == HEADER and isinstance(value, str):
-            return accept_request_id(value)
-    return accept_request_id(None)
-
-
 class RpcDoor(grpc.aio.ServerInterceptor):
     """Lets those in who know the hop secret; probes of health have no secret."""
 
@@ -159,7 +141,7 @@ class RpcDoor(grpc.aio.ServerInterceptor):
     ) -> "_Handler | None":
         path = handler_call_details.method
         metadata = {key: str(value) for key, value in handler_call_details.invocation_metadata}
-        _current.set(_Call(path, metadata))
+        current_call.set(Call(path, metadata))
         if not path.startswith(f"/{health.SERVICE_NAME}/"):
             try:
                 self.hops.check(metadata.get(AUTHORIZATION, ""))
@@ -175,64 +157,6 @@ def _refusing(error: TriptychError) -> "_Handler":
         await abort_call(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-class RpcEdge:
-    """``async with RpcEdge(context, drain):`` ends the call with the status its body raises.
-
-    Its body is work: refused while the server drains, cut off when that takes too long, and a span
-    of the caller's trace.
-    A class, not a generator: its ``__aexit__`` is typed to swallow nothing.
-    """
-
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], drain: Drain) -> None:
-        self._context = context
-        self._drain = drain
-        self._work = drain.work()
-        self._call = _current.get()
-        self._span: Span | None = None
-
-    async def __aenter__(self) -> None:
-        try:
-            self._work.__enter__()
-        except UnavailableError as error:
-            await abort_call(self._context, error)
-        if self._call.method not in _SPANLESS:
-            self._span = tracing.start(self._call.method, self._call.metadata)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
-    ) -> None:
-        self._work.__exit__(None, None, None)
-        request_id = self._call.metadata.get(HEADER, "")
-        _end_span(self._span, request_id, is_error=isinstance(error, Exception))
-        if isinstance(error, TriptychError):
-            await abort_call(self._context, error)
-        if isinstance(error, asyncio.CancelledError) and self._drain.has_cut_off:
-            await abort_call(self._context, stopping_error())
-        if isinstance(error, Exception) and not isinstance(error, grpc.aio.AbortError):
-            _log.error("a call failed", exc_info=error)
-            await abort_call(self._context, InternalError("internal error; see the server's log"))
-
-
-@contextmanager
-def traced_request(request_id: str, trace: Mapping[str, str]) -> Iterator[None]:
-    """Around a request of a session: a span whose parent is in ``trace``, by header."""
-    is_error = False
-    span = tracing.start("request", trace)
-    try:
-        yield
-    except Exception:
-        is_error = True
-        raise
-    finally:
-        _end_span(span, request_id, is_error=is_error)
-
-
-def _end_span(span: "Span | None", request_id: str, *, is_error: bool) -> None:
-    name = _current.get().path.lstrip("/")
-    attributes = {"rpc.system": "grpc", "rpc.method": name, "triptych.request_id": request_id}
-    tracing.end(span, attributes, name=name, is_error=is_error)
 
 
 class RpcErrors:
@@ -251,14 +175,3 @@ class RpcErrors:
             raise from_rpc_error(error, self._target) from error
         if isinstance(error, asyncio.InvalidStateError):  # what writing to an ended call raises
             raise UnavailableError(f"{self._target} ended the call", retry_after_s=1) from error
-
-
-async def abort_call(context: grpc.aio.ServicerContext[Any, Any], error: TriptychError) -> NoReturn:
-    message = error.message.encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
-    detail = msgspec.structs.replace(error.body().error, message=message)
-    body = msgspec.json.encode(ErrorBody(error=detail))
-    trailers: list[tuple[str, str | bytes]] = [(ERROR_KEY, body)]
-    if error.retry_after_s is not None:
-        trailers.append((RETRY_KEY, f"{error.retry_after_s:g}"))
-    status = grpc.StatusCode[error.grpc_code]
-    await context.abort(status, message, trailing_metadata=tuple(trailers))

@@ -19,6 +19,7 @@ from triptych.cors import with_cors
 from triptych.errors import SetupError
 from triptych.event_loop import run_loop
 from triptych.hops import NO_HOPS, Hops
+from triptych.listening import bind, bracketed
 from triptych.rpc import RpcServer
 from triptych.settings import ServiceSettings
 
@@ -194,7 +195,7 @@ async def running(service: Service) -> AsyncIterator[Listener]:
             service.app.state.needs_key = True
         if service.rpc is not None:
             service.app.state.metrics.registry.register(service.rpc.metrics)
-            grpc_port = service.rpc.bind(host, service.grpc_port, service.hops)
+            grpc_port = service.rpc.bind(settings.host, service.grpc_port, service.hops)
             service.addresses.append(f"grpc://{host}:{grpc_port}")
         async with service.background():
             http = _Server(_uvicorn_config(service))
@@ -257,26 +258,3 @@ def check_ports(settings: ServiceSettings) -> None:
     for name, port in settings:
         if name.endswith("_port") and port:
             bind(settings.host, port).close()
-
-
-def bracketed(host: str) -> str:
-    """``host`` as it stands before a port."""
-    return f"[{host}]" if ":" in host else host
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there: one that is only bound leaves its port to whoever listens first.
-
-    Raises:
-        SetupError: the address cannot be had. Port 0 is any.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise SetupError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    return listener

@@ -4,14 +4,16 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from triptych.drain import Drain, stopping_error
 from triptych.errors import DeadlineError, InternalError, InvalidRequestError, TriptychError
-from triptych.rpc import abort_call, traced_request
+from triptych.rpc_edge import abort_call, traced_request
 from triptych.rpc_options import MAX_MESSAGE_BYTES
 
 CommandsT = TypeVar("CommandsT", contravariant=True)
@@ -29,9 +31,8 @@ _log = logging.getLogger(__name__)
 
 
 class Session(Protocol[CommandsT, StepT]):
-    """The requests of one caller. ``news`` is set when there may be a step to take."""
+    """The requests of one caller. It says when there may be a step to take."""
 
-    news: asyncio.Event
     requests: "SessionRequests"
 
     def apply(self, commands: CommandsT, /) -> None:
@@ -41,6 +42,33 @@ class Session(Protocol[CommandsT, StepT]):
     def take_step(self) -> StepT | None:
         """The next message for the caller; None when nothing waits."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKind:
+    """A panel's sessions. ``service``: its full name; ``commands``: what a caller sends.
+
+    ``open`` gives a new session; it is given what that calls when there may be a step to take.
+    """
+
+    service: str
+    commands: type[Message]
+    open: Callable[[Callable[[], None]], Session[Any, Message]]
+
+    @property
+    def path(self) -> str:
+        return f"/{self.service}/Session"
+
+    def read(self, message: bytes) -> Message:
+        """The commands in ``message``.
+
+        Raises:
+            InvalidRequestError: it is something else.
+        """
+        try:
+            return self.commands.FromString(message)
+        except DecodeError as error:
+            raise InvalidRequestError(f"no {self.commands.DESCRIPTOR.name}: {error}") from error
 
 
 class SessionRequests:
@@ -84,11 +112,15 @@ class SessionRequests:
         if task is not None:
             task.cancel()
 
+    def cancel_all(self) -> None:
+        """End every request, soon."""
+        for task in self._tasks.values():
+            task.cancel()
+
     async def end_all(self) -> None:
         """End every request and wait until they are."""
         tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
+        self.cancel_all()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def until_idle(self) -> None:
@@ -130,34 +162,42 @@ def first_part(items: list[_T], limit: int, size: Callable[[_T], int]) -> tuple[
 
 
 async def serve_session(
-    session: Session[CommandsT, StepT],
+    open_session: Callable[[Callable[[], None]], Session[CommandsT, StepT]],
     commands: AsyncIterator[CommandsT],
     context: grpc.aio.ServicerContext[Any, Any],
     drain: Drain,
 ) -> AsyncGenerator[StepT, None]:
-    """The steps of ``session`` until its caller ends it, or the server has drained.
+    """The steps of a session in grpc.aio until its caller ends it, or the server has drained.
 
     Whatever ends it, its requests end with it.
     """
+    news = asyncio.Event()
+    session = open_session(news.set)
     tasks = [
         asyncio.create_task(_apply_all(session, commands)),
-        asyncio.create_task(_drained(session, drain)),
+        asyncio.create_task(until_drained(session, drain)),
     ]
     for task in tasks:
-        task.add_done_callback(lambda _: session.news.set())
+        task.add_done_callback(lambda _: news.set())
     try:
         while not any(task.done() for task in tasks):
-            await session.news.wait()
-            session.news.clear()
+            await news.wait()
+            news.clear()
             while (step := session.take_step()) is not None:
                 yield step
-        if tasks[0].done() and isinstance(error := tasks[0].exception(), TriptychError):
-            await abort_call(context, error)
+        if tasks[0].done() and (error := tasks[0].exception()) is not None:
+            await abort_call(context, _as_ours(error))
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await session.requests.end_all()
+
+
+async def until_drained(session: Session[CommandsT, StepT], drain: Drain) -> None:
+    """Return when the server drains and no request of the session runs."""
+    await drain.until_begun()
+    await session.requests.until_idle()
 
 
 async def _apply_all(
@@ -167,7 +207,8 @@ async def _apply_all(
         session.apply(each)
 
 
-async def _drained(session: Session[CommandsT, StepT], drain: Drain) -> None:
-    """Return when the server drains and no request of the session runs."""
-    await drain.until_begun()
-    await session.requests.until_idle()
+def _as_ours(error: BaseException) -> TriptychError:
+    if isinstance(error, TriptychError):
+        return error
+    _log.error("a session failed", exc_info=error)
+    return InternalError("internal error; see the server's log")

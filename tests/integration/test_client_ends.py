@@ -31,7 +31,8 @@ from triptych.errors import (
     UnavailableError,
 )
 from triptych.http import create_app
-from triptych.rpc import RpcEdge, RpcServer
+from triptych.rpc import RpcServer
+from triptych.rpc_edge import RpcEdge
 from triptych.v1 import generate_pb2, generate_pb2_grpc
 from triptych.wire import GenerateDelta, GenerateRequest, SamplingParams
 from triptych_gateway.gate import Room

@@ -184,7 +184,7 @@ async def test_session_that_breaks_fails_its_replies(derenderer: Derenderer) -> 
         server.link.open(SPEC, request_id="r", created=1, prompts=PROMPTS) as reply,
     ):
         await reply.feed(*drawn_deltas(1)[0])
-        await server.rpc.server.stop(0)
+        await server.rpc.stop(0)
         with pytest.raises(UnavailableError):
             await reply.feed(*drawn_deltas(1)[1])
 

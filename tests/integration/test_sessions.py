@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import hypothesis.strategies as st
 import pytest
@@ -44,10 +47,22 @@ class Served:
     link: GrpcGenerate
 
 
+class Serving(Protocol):
+    def __call__(
+        self, port: int = 0, *, timeout_s: float = 20
+    ) -> AbstractAsyncContextManager[Served]: ...
+
+
+@pytest.fixture(params=["event loop", "grpc.aio"])
+def served(request: pytest.FixtureRequest) -> Serving:
+    """Sessions are served as our gateway's are, or as a stranger's."""
+    return functools.partial(_served, by_grpc=request.param == "grpc.aio")
+
+
 @contextlib.asynccontextmanager
-async def served(port: int = 0, *, timeout_s: float = 20) -> AsyncIterator[Served]:
+async def _served(port: int = 0, *, timeout_s: float = 20, by_grpc: bool) -> AsyncIterator[Served]:
     service = DrawnService()
-    rpc = drawn_rpc(service)
+    rpc = drawn_rpc(service, by_grpc=by_grpc)
     target = f"127.0.0.1:{rpc.bind('127.0.0.1', port)}"
     await rpc.start()
     link = GrpcGenerate(target, timeout_s=timeout_s)
@@ -126,6 +141,7 @@ readers = st.lists(
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=readers)
 def test_answers_are_those_of_calls_of_their_own(
+    served: Serving,
     asked: list[tuple[int, int, float, int, float]],
 ) -> None:
     async def check() -> None:
@@ -167,7 +183,7 @@ def assert_beginning(heard: Heard, whole: Heard) -> None:
         assert choice.logprobs == (expected.logprobs and expected.logprobs.head(count))
 
 
-async def test_failure_of_one_request_leaves_the_others() -> None:
+async def test_failure_of_one_request_leaves_the_others(served: Serving) -> None:
     async with served() as server:
         asked = [drawn_request(each) for each in (REFUSED, 3, BROKEN, 4)]
         heard = await asyncio.gather(*(by_session(server.link, each) for each in asked))
@@ -177,7 +193,7 @@ async def test_failure_of_one_request_leaves_the_others() -> None:
     assert heard[1].joined() == wanted[1].joined()
 
 
-async def test_taker_that_fails_ends_its_request_alone() -> None:
+async def test_taker_that_fails_ends_its_request_alone(served: Serving) -> None:
     def broken(delta: GenerateDelta) -> bool:
         raise RuntimeError("a fault of ours")
 
@@ -192,7 +208,7 @@ async def test_taker_that_fails_ends_its_request_alone() -> None:
     assert server.service.aborted == [ENDLESS]
 
 
-async def test_reader_that_leaves_aborts_its_request_alone() -> None:
+async def test_reader_that_leaves_aborts_its_request_alone(served: Serving) -> None:
     async with served() as server:
         other = asyncio.create_task(by_session(server.link, drawn_request(5), pause_s=0.001))
         await by_session(server.link, drawn_request(ENDLESS), leave_after=2)
@@ -202,7 +218,7 @@ async def test_reader_that_leaves_aborts_its_request_alone() -> None:
     assert server.service.aborted == [ENDLESS]
 
 
-async def test_reader_that_stands_still_is_held_and_the_others_go_on() -> None:
+async def test_reader_that_stands_still_is_held_and_the_others_go_on(served: Serving) -> None:
     async with served() as server:
         still = server.link.generate(drawn_request(ENDLESS))
         await anext(still)
@@ -219,13 +235,13 @@ async def test_reader_that_stands_still_is_held_and_the_others_go_on() -> None:
         await still.aclose()
 
 
-async def test_session_that_breaks_fails_its_requests_and_is_opened_again() -> None:
+async def test_session_that_breaks_fails_its_requests_and_is_opened_again(served: Serving) -> None:
     async with served(*free_ports(1)) as server:
         reading = [
             asyncio.create_task(by_session(server.link, drawn_request(ENDLESS))) for _ in range(3)
         ]
         await server.service.until(lambda: server.service.num_running == 3)
-        await server.rpc.server.stop(0)
+        await server.rpc.stop(0)
         heard = await asyncio.gather(*reading)
         assert [type(each.error) for each in heard] == [UnavailableError] * 3
         refused = await by_session(server.link, drawn_request(2))
@@ -240,14 +256,14 @@ async def test_session_that_breaks_fails_its_requests_and_is_opened_again() -> N
             assert again.joined() == (await by_call(later.target, drawn_request(2))).joined()
 
 
-async def test_late_answer_ends_at_the_worker_too() -> None:
+async def test_late_answer_ends_at_the_worker_too(served: Serving) -> None:
     async with served(timeout_s=0.2) as server:
         heard = await by_session(server.link, drawn_request(ENDLESS))
         assert isinstance(heard.error, DeadlineError)
         await server.service.until(lambda: server.service.num_running == 0)
 
 
-async def test_drain_refuses_requests_ends_the_rest_and_the_session() -> None:
+async def test_drain_refuses_requests_ends_the_rest_and_the_session(served: Serving) -> None:
     async with served() as server:
         running = asyncio.create_task(by_session(server.link, drawn_request(ENDLESS)))
         await server.service.until(lambda: server.service.num_running == 1)
@@ -263,7 +279,7 @@ async def test_drain_refuses_requests_ends_the_rest_and_the_session() -> None:
             await server.rpc.stop(60)  # nothing keeps it: the session has ended by itself
 
 
-async def test_worker_that_loses_its_caller_aborts_everything() -> None:
+async def test_worker_that_loses_its_caller_aborts_everything(served: Serving) -> None:
     async with served() as server:
         reading = [
             asyncio.create_task(by_session(server.link, drawn_request(ENDLESS))) for _ in range(3)

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
         self, request_iterator: AsyncIterator[generate_pb2.GenerateCommands], context: _Context
     ) -> AsyncIterator[generate_pb2.GenerateStep]:
         drain = Drain()
-        session = GenerateSession(self, drain)
-        async for step in serve_session(session, request_iterator, context, drain):
+        opening = partial(GenerateSession, self, drain)
+        async for step in serve_session(opening, request_iterator, context, drain):
             yield step
 
     @asynccontextmanager

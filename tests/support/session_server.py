@@ -10,7 +10,8 @@ from triptych.errors import OverloadedError
 from triptych.logprobs import pack_logprobs
 from triptych.mailbox import Mailbox
 from triptych.rpc import RpcServer
-from triptych.v1 import generate_pb2_grpc
+from triptych.sessions import SessionKind
+from triptych.v1 import generate_pb2, generate_pb2_grpc
 from triptych.wire import ChoiceDelta, GenerateDelta, GenerateRequest, SamplingParams
 from triptych_generate.rpc import GenerateServicer
 
@@ -99,8 +100,14 @@ def drawn_request(first_id: int, *, n: int = 1) -> GenerateRequest:
     )
 
 
-def drawn_rpc(service: DrawnService) -> RpcServer:
+def drawn_rpc(service: DrawnService, *, by_grpc: bool = False) -> RpcServer:
+    """``by_grpc``: sessions are served by grpc.aio, as those of strangers are."""
     rpc = RpcServer(["triptych.v1.GenerateService"])
     servicer = GenerateServicer(cast(Any, service), rpc.drain)
     generate_pb2_grpc.add_GenerateServiceServicer_to_server(servicer, rpc.server)
+    if not by_grpc:
+        commands = generate_pb2.GenerateCommands
+        rpc.add_sessions(
+            SessionKind("triptych.v1.GenerateService", commands, servicer.open_session)
+        )
     return rpc

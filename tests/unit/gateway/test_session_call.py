@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -17,41 +17,20 @@ from h2.connection import H2Connection
 from h2.events import RequestReceived
 from h2.exceptions import ProtocolError
 
+from support.echo_sessions import serving
+from support.session_calls import Owner, end_of, until_came
 from support.stack import free_ports
 from triptych.errors import InvalidRequestError, UnavailableError
 from triptych.hops import NO_HOPS, Hops, Tls
+from triptych.http2_stream import KeepAlive
 from triptych.rpc import RpcServer
 from triptych.v1 import generate_pb2, render_pb2
 from triptych_gateway.render_session import RenderSession
-from triptych_gateway.session_call import SessionCall, SessionDoor, session_door
+from triptych_gateway.session_call import session_door
 
 SECRET = b"0123456789abcdef"
 SERVICE = "triptych.v1.RenderService"
-
-
-@dataclass(slots=True)
-class Owner:
-    """Keeps what it is told; sends ``messages`` as there is room."""
-
-    messages: list[bytes] = field(default_factory=list)
-    received: list[bytes] = field(default_factory=list)
-    call: SessionCall | None = None
-    end: "asyncio.Future[UnavailableError]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-
-    def open(self, door: SessionDoor) -> None:
-        self.call = door.open(self)
-
-    def message_came(self, message: bytes) -> None:
-        self.received.append(message)
-
-    def writable(self) -> None:
-        while self.call is not None and self.call.is_writable and self.messages:
-            self.call.write(self.messages.pop(0))
-
-    def ended(self, error: UnavailableError) -> None:
-        self.end.set_result(error)
+MESSAGE = render_pb2.TextRequest(body=b"x").SerializeToString()
 
 
 Behaviour = Callable[
@@ -83,21 +62,9 @@ async def server(hops: Hops = NO_HOPS, session: Behaviour = echo) -> AsyncIterat
     await rpc.stop(0)
 
 
-async def end_of(owner: Owner) -> str:
-    async with asyncio.timeout(20):
-        return (await owner.end).message
-
-
-async def until_came(owner: Owner, num_messages: int) -> None:
-    async with asyncio.timeout(60):
-        while len(owner.received) < num_messages:
-            assert not owner.end.done(), owner.end
-            await asyncio.sleep(0.005)
-
-
 async def echoed(target: str, hops: Hops) -> bytes:
     """What the server sends back; AssertionError where it does not."""
-    owner = Owner([b"x"])
+    owner = Owner([MESSAGE])
     owner.open(session_door("render", target, "RenderService", hops))
     try:
         await until_came(owner, 1)
@@ -144,8 +111,16 @@ async def test_port_where_nobody_listens_is_not_reachable() -> None:
     assert await end_of(owner) == "render is not reachable"
 
 
+@contextlib.asynccontextmanager
+async def own_server(hops: Hops) -> AsyncIterator[str]:
+    """Where sessions are served without grpc.aio."""
+    async with serving(hops) as (_, target):
+        yield target
+
+
+@pytest.mark.parametrize("served", [server, own_server])
 async def test_secret_and_certificates_open_a_session_and_their_lack_does_not(
-    tmp_path: Path,
+    served: Callable[[Hops], contextlib.AbstractAsyncContextManager[str]], tmp_path: Path
 ) -> None:
     authority, stranger = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -158,8 +133,8 @@ async def test_secret_and_certificates_open_a_session_and_their_lack_does_not(
 
     panel = Hops(secret=SECRET, tls=end("panel.test", authority))
     known = Hops(secret=SECRET, tls=end("gateway.test", authority), tls_name="panel.test")
-    async with server(panel) as target:
-        assert await echoed(target, known) == b"x"
+    async with served(panel) as target:
+        assert await echoed(target, known) == MESSAGE
         for wrong in (
             replace(known, secret=None),
             replace(known, tls=None),
@@ -205,7 +180,7 @@ async def test_silent_server_is_left_and_one_that_answers_pings_is_not() -> None
         owners = [Owner(), Owner()]
         for owner, target in zip(owners, (silent, alive), strict=True):
             door = session_door("render", target, "RenderService")
-            owner.open(replace(door, keep_alive_s=0.05, ping_timeout_s=0.3))
+            owner.open(replace(door, keep_alive=KeepAlive(0.05, 0.3)))
         assert await end_of(owners[0]) == "render is not reachable"
         await asyncio.sleep(0.5)
         assert not owners[1].end.done()
@@ -214,17 +189,17 @@ async def test_silent_server_is_left_and_one_that_answers_pings_is_not() -> None
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "why"),
     [
-        b"\1\0\0\0\1x",  # compressed, which was not offered
-        b"\0\xff\xff\xff\xff",  # 4 GiB
+        (b"\1\0\0\0\1x", "INVALID_ARGUMENT: a message is compressed"),  # nobody offered that
+        (b"\0\xff\xff\xff\xff", "OUT_OF_RANGE: a message has 4,294,967,300 bytes"),
     ],
 )
-async def test_message_that_cannot_be_taken_ends_the_call(answer: bytes) -> None:
+async def test_message_that_cannot_be_taken_ends_the_call(answer: bytes, why: str) -> None:
     async with raw_server(answer) as target:
         owner = Owner()
         owner.open(session_door("render", target, "RenderService"))
-        assert "RESOURCE_EXHAUSTED" in await end_of(owner)
+        assert why in await end_of(owner)
         assert not owner.received
 
 

@@ -16,7 +16,8 @@ from triptych.drain import Drain
 from triptych.errors import SetupError, UnauthenticatedError, UnavailableError
 from triptych.hops import NO_HOPS, Hops, Tls, panel_hops
 from triptych.http import create_app
-from triptych.rpc import RpcEdge, RpcErrors, RpcServer, open_channel
+from triptych.rpc import RpcErrors, RpcServer, open_channel
+from triptych.rpc_edge import RpcEdge
 from triptych.serving import Service, running
 from triptych.settings import PanelSettings
 from triptych.v1 import render_pb2, render_pb2_grpc

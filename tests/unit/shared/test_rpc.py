@@ -1,12 +1,15 @@
 """Calls that end under their caller, over a real server."""
 
+import asyncio
+
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from support.net import listening
 from triptych.errors import InvalidRequestError, TriptychError, UnavailableError
 from triptych.http import create_app
-from triptych.rpc import RpcErrors, RpcServer, abort_call, open_channel
+from triptych.rpc import RpcErrors, RpcServer, open_channel
+from triptych.rpc_edge import abort_call
 from triptych.v1 import render_pb2, render_pb2_grpc
 
 
@@ -33,6 +36,33 @@ async def test_writing_to_a_call_that_its_server_ended_is_unavailable() -> None:
             async with RpcErrors("render"):
                 await call.write(request)
         await channel.close(None)
+
+
+class Large(render_pb2_grpc.RenderServiceServicer):
+    """Answers with much, and says when it does."""
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+
+    async def Tokenize(
+        self, request: render_pb2.TextRequest, context: object
+    ) -> render_pb2.TextResponse:
+        self.is_asked.set()
+        return render_pb2.TextResponse(body=bytes(30_000_000))
+
+
+async def test_answer_under_way_goes_out_while_the_server_stops() -> None:
+    rpc = RpcServer(["triptych.v1.RenderService"])
+    servicer = Large()  # type: ignore[abstract]  # Tokenize alone is called
+    render_pb2_grpc.add_RenderServiceServicer_to_server(servicer, rpc.server)
+    port = rpc.bind("127.0.0.1", 0)
+    await rpc.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        stub = render_pb2_grpc.RenderServiceStub(channel)
+        asking = asyncio.ensure_future(stub.Tokenize(render_pb2.TextRequest(), timeout=60))
+        await servicer.is_asked.wait()
+        await rpc.stop(60)
+        assert len((await asking).body) == 30_000_000
 
 
 async def refusal(target: str, text: str) -> TriptychError:

@@ -12,7 +12,8 @@ import pytest
 from triptych.drain import Drain
 from triptych.errors import SetupError
 from triptych.http import create_app
-from triptych.rpc import RpcEdge, RpcServer, open_channel
+from triptych.rpc import RpcServer, open_channel
+from triptych.rpc_edge import RpcEdge
 from triptych.serving import Service, StopSignals, running, serve
 from triptych.settings import ServiceSettings
 from triptych.v1 import render_pb2, render_pb2_grpc

@@ -1,0 +1,439 @@
+"""One stream of HTTP/2, either end of it, against the other side of h2."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import cycle
+
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (
+    DataReceived,
+    Event,
+    RequestReceived,
+    ResponseReceived,
+    StreamEnded,
+    TrailersReceived,
+)
+from h2.settings import SettingCodes
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from triptych.http2_stream import (
+    KEEP_ALIVE,
+    PREFACE,
+    ClientStream,
+    Http2Stream,
+    KeepAlive,
+    ServerStream,
+)
+
+HEAD = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/x.Service/Session"),
+    (":authority", "localhost:1"),
+    ("te", "trailers"),
+    ("authorization", "Bearer secret"),
+]
+PING_FRAME = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + bytes(8)
+PING_ACK = bytes((0, 0, 8, 6, 1, 0, 0, 0, 0)) + bytes(8)
+ANSWER_HEAD = [(":status", "200"), ("content-type", "application/grpc")]
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written, each part by itself: h2 looks at new settings once a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.is_aborted = False
+        self.is_closed = False
+        self._used = asyncio.Event()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+        self._used.set()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self._used.set()
+
+    async def until_used(self) -> None:
+        """Return when something is written, or the connection is aborted."""
+        self._used.clear()
+        async with asyncio.timeout(20):
+            await self._used.wait()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def take(self) -> list[bytes]:
+        written, self.written = self.written, []
+        return written
+
+
+@dataclass(slots=True)
+class Owner:
+    """Keeps what it is told."""
+
+    headers: list[dict[str, str]] = field(default_factory=list)
+    data: bytes = b""
+    ends: list[str] = field(default_factory=list)
+    num_writable: int = 0
+
+    def headers_came(self, headers: dict[str, str]) -> None:
+        self.headers.append(headers)
+
+    def data_came(self, data: bytes) -> None:
+        assert not self.ends
+        self.data += data
+
+    def writable(self) -> None:
+        self.num_writable += 1
+
+    def lost(self, why: str) -> None:
+        self.ends.append(why)
+
+
+class Pair(ABC):
+    """An end of ours and h2's other one; what is under way is cut into pieces of ``cuts`` bytes."""
+
+    stream: Http2Stream
+    h2: H2Connection
+
+    def __init__(self, cuts: list[int] | None = None) -> None:
+        self._cuts = cycle(cuts or [2**20])
+        self.owner = Owner()
+        self.wire = Wire()
+        self.received = b""
+        self.unacknowledged = 0
+        self._begin()
+        self.stream.connection_made(self.wire)
+        self.exchange()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make both ends."""
+
+    def exchange(self) -> None:
+        """Deliver until nothing is under way."""
+        while True:
+            for part in self.wire.take():
+                for event in self.h2.receive_data(part):
+                    self._note(event)
+            if not (sent := self.h2.data_to_send()):
+                return
+            for piece in pieces(sent, self._cuts):
+                self.stream.data_received(piece)
+
+    def send(self, data: bytes, *, padding: int | None) -> None:
+        """From h2's end, as our windows allow it."""
+        overhead = 0 if padding is None else padding + 1
+        while data:
+            room = min(self.h2.local_flow_control_window(1), 16_384) - overhead
+            assert room > 0, "the stream's window leaks"
+            part, data = data[:room], data[room:]
+            self.h2.send_data(1, part, pad_length=padding)
+            self.exchange()
+
+    def acknowledge(self) -> None:
+        if self.unacknowledged:
+            self.h2.acknowledge_received_data(self.unacknowledged, 1)
+        self.unacknowledged = 0
+        self.exchange()
+
+    def open_windows(self) -> None:
+        """Give room for everything: acknowledging alone gives it in large parts."""
+        for stream_id in (None, 1):
+            self.h2.increment_flow_control_window(2**24, stream_id)
+        self.exchange()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, DataReceived):
+            self.received += event.data
+            self.unacknowledged += event.flow_controlled_length
+
+
+class ClientPair(Pair):
+    """Ours asks."""
+
+    def _begin(self) -> None:
+        self.stream = ClientStream(HEAD, self.owner, KEEP_ALIVE)
+        self.h2 = H2Connection(H2Configuration(client_side=False))
+        self.h2.initiate_connection()
+
+    def _note(self, event: Event) -> None:
+        super()._note(event)
+        if isinstance(event, RequestReceived):
+            self.h2.send_headers(1, ANSWER_HEAD)
+
+
+class ServerPair(Pair):
+    """Ours is asked, from after the preface on, and begins its answer at once."""
+
+    def __init__(self, cuts: list[int] | None = None) -> None:
+        self.answer: list[list[tuple[str, str]]] = []
+        self.has_end = False
+        super().__init__(cuts)
+
+    def _begin(self) -> None:
+        self.server = ServerStream(self.owner, KEEP_ALIVE)
+        self.stream = self.server
+        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.h2.initiate_connection()
+        self.h2.send_headers(1, HEAD)
+        sent = self.h2.data_to_send()
+        assert sent.startswith(PREFACE)
+        self._early = sent[len(PREFACE) :]
+
+    def exchange(self) -> None:
+        early, self._early = self._early, b""
+        for piece in pieces(early, self._cuts):
+            self.stream.data_received(piece)
+        if early:
+            self.server.respond(ANSWER_HEAD)
+        super().exchange()
+
+    def _note(self, event: Event) -> None:
+        super()._note(event)
+        if isinstance(event, ResponseReceived | TrailersReceived):
+            self.answer.append([(str(name), str(value)) for name, value in event.headers])
+        self.has_end = self.has_end or isinstance(event, StreamEnded)
+
+
+def pieces(data: bytes, cuts: Iterator[int]) -> Iterator[bytes]:
+    while data:
+        size = next(cuts)
+        yield data[:size]
+        data = data[size:]
+
+
+SEND = st.tuples(st.just("send"), st.integers(0, 60_000), st.none() | st.integers(0, 255))
+WRITE = st.tuples(st.just("write"), st.integers(0, 200_000))
+ACKNOWLEDGE = st.tuples(st.just("acknowledge"))
+PING = st.tuples(st.just("ping"))
+SETTINGS = st.tuples(st.just("settings"), st.integers(1, 200_000), st.integers(16_384, 100_000))
+ACTIONS = st.lists(st.one_of(SEND, WRITE, ACKNOWLEDGE, PING, SETTINGS), max_size=12)
+CUTS = st.lists(st.integers(1, 30) | st.integers(1000, 70_000), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("kind", [ClientPair, ServerPair])
+@example(actions=[("write", 1), ("acknowledge",), ("settings", 1, 16_384), ("write", 1)], cuts=[1])
+@given(actions=ACTIONS, cuts=CUTS)
+def test_bytes_come_whole_both_ways_in_any_cut_under_any_window(
+    kind: type[Pair], actions: list[tuple[str, int, int | None]], cuts: list[int]
+) -> None:
+    asyncio.run(exchange_all(kind, actions, cuts))
+
+
+async def exchange_all(
+    pair_kind: type[Pair], actions: list[tuple[str, int, int | None]], cuts: list[int]
+) -> None:
+    pair = pair_kind(cuts)
+    sent = written = b""
+    for number, (kind, *values) in enumerate(actions):
+        fill = bytes([number])
+        if kind == "send":
+            sent += fill * (values[0] or 0)
+            pair.send(fill * (values[0] or 0), padding=values[1])
+        elif kind == "write":
+            written += fill * (values[0] or 0)
+            pair.stream.write(fill * (values[0] or 0))
+        elif kind == "acknowledge":
+            pair.acknowledge()
+        elif kind == "ping":
+            pair.h2.ping(b"12345678")
+        else:
+            pair.h2.update_settings(
+                {
+                    SettingCodes.INITIAL_WINDOW_SIZE: values[0] or 1,
+                    SettingCodes.MAX_FRAME_SIZE: values[1] or 16_384,
+                }
+            )
+        pair.exchange()
+        assert pair.stream.is_writable == (len(pair.received) == len(written))
+    pair.open_windows()
+    assert pair.owner.data == sent
+    assert pair.received == written
+    assert not pair.owner.ends
+    wanted = ANSWER_HEAD if pair_kind is ClientPair else HEAD
+    assert pair.owner.headers == [dict(wanted)]
+
+
+@pytest.mark.parametrize("kind", [ClientPair, ServerPair])
+@pytest.mark.parametrize("padding", [None, 255])
+async def test_windows_do_not_leak(kind: type[Pair], padding: int | None) -> None:
+    pair = kind()
+    for _ in range(500):
+        pair.send(b"x" * 8000, padding=padding)
+    assert pair.owner.data == b"x" * 4_000_000
+
+
+async def test_owner_is_told_when_there_is_room_again() -> None:
+    pair = ClientPair()
+    pair.stream.write(bytes(100_000))
+    pair.exchange()
+    num_before = pair.owner.num_writable
+    assert not pair.stream.is_writable
+    pair.acknowledge()
+    assert pair.stream.is_writable
+    assert pair.owner.num_writable > num_before
+
+
+async def test_transport_that_is_full_holds_writing_back() -> None:
+    pair = ClientPair()
+    pair.stream.pause_writing()
+    assert not pair.stream.is_writable
+    pair.stream.resume_writing()
+    assert pair.stream.is_writable
+
+
+async def test_trailers_in_several_frames_come_before_the_end() -> None:
+    pair = ClientPair([7])
+    trailers = [("grpc-status", "3"), ("long", "x" * 40_000)]
+    pair.h2.send_headers(1, trailers, end_stream=True)
+    pair.exchange()
+    assert pair.owner.headers[1:] == [dict(trailers)]
+    assert len(pair.owner.ends) == 1
+
+
+async def test_secret_enters_no_table_of_the_connection() -> None:
+    wire = Wire()
+    ClientStream(HEAD, Owner(), KEEP_ALIVE).connection_made(wire)
+    assert b"\x1f\x08" in b"".join(wire.written)  # RFC 7541, 6.2.3: never indexed, static name 23
+
+
+async def test_answer_ends_with_its_trailers_and_then_its_connection() -> None:
+    pair = ServerPair([7])
+    pair.stream.write(b"body")
+    pair.server.finish([("grpc-status", "3"), ("long", "x" * 9_000)])
+    pair.exchange()
+    assert pair.received == b"body"
+    assert pair.answer == [ANSWER_HEAD, [("grpc-status", "3"), ("long", "x" * 9_000)]]
+    assert (pair.has_end, pair.wire.is_closed, pair.owner.ends) == (True, True, [])
+
+
+async def test_end_without_room_for_the_rest_drops_it() -> None:
+    pair = ServerPair()
+    pair.stream.write(bytes(200_000))
+    pair.exchange()
+    pair.server.finish([("grpc-status", "14")])
+    pair.exchange()
+    assert len(pair.received) == 65_535
+    assert (pair.has_end, pair.wire.is_closed) == (True, True)
+
+
+async def test_server_takes_one_stream() -> None:
+    pair = ServerPair()
+    assert pair.h2.remote_settings.max_concurrent_streams == 1
+    head = pair.h2.encoder.encode(HEAD)
+    second = len(head).to_bytes(3, "big") + bytes((1, 4, 0, 0, 0, 3)) + head
+    pair.stream.data_received(second)
+    assert pair.owner.ends == ["it broke HTTP/2: there is one stream"]
+    assert pair.wire.is_aborted
+
+
+async def test_client_that_ends_its_side_has_left() -> None:
+    pair = ServerPair()
+    pair.h2.end_stream(1)
+    pair.exchange()
+    assert pair.owner.ends == ["it ended the stream"]
+
+
+async def test_pings_whose_answers_nobody_reads_end_the_stream() -> None:
+    pair = ServerPair()
+    pair.stream.pause_writing()
+    for _ in range(99):
+        pair.h2.ping(b"12345678")
+    pair.exchange()
+    pair.stream.resume_writing()
+    assert not pair.owner.ends
+    pair.stream.pause_writing()
+    for _ in range(101):
+        pair.h2.ping(b"12345678")
+    pair.exchange()
+    assert pair.owner.ends == ["it broke HTTP/2: it asks and does not read"]
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+async def test_silent_end_is_asked_for_a_sign_of_life(is_alive: bool) -> None:
+    owner, wire = Owner(), Wire()
+    stream = ServerStream(owner, KeepAlive(silence_s=0.01, answer_s=0.2))
+    stream.connection_made(wire)
+    wire.take()
+    for _ in range(3 if is_alive else 1):
+        await wire.until_used()
+        assert wire.take() == [PING_FRAME]
+        if is_alive:
+            stream.data_received(PING_ACK)
+    if not is_alive:
+        await wire.until_used()
+    assert owner.ends == ([] if is_alive else ["no sign of life"])
+    stream.abort()
+
+
+def _reset(pair: Pair) -> None:
+    pair.h2.reset_stream(1, error_code=8)
+
+
+def _refuse(pair: Pair) -> None:
+    pair.h2.close_connection(last_stream_id=0)
+
+
+def _end_without_trailers(pair: Pair) -> None:
+    pair.h2.send_data(1, b"last", end_stream=True)
+
+
+@pytest.mark.parametrize("end", [_reset, _refuse, _end_without_trailers])
+async def test_end_is_told_once(end: Callable[[Pair], None]) -> None:
+    pair = ClientPair()
+    end(pair)
+    pair.stream.data_received(pair.h2.data_to_send())
+    pair.stream.connection_lost(None)
+    assert len(pair.owner.ends) == 1
+    assert pair.wire.is_aborted
+
+
+async def test_going_away_leaves_a_stream_that_was_begun() -> None:
+    pair = ClientPair()
+    pair.h2.close_connection(last_stream_id=1)
+    pair.stream.data_received(pair.h2.data_to_send())
+    assert not pair.owner.ends
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        (70_000).to_bytes(3, "big") + bytes(6) + bytes(70_000),  # a frame that is too long
+        bytes((0, 0, 1, 3, 0, 0, 0, 0, 1, 0)),  # RST_STREAM with one byte
+        bytes((0, 0, 1, 1, 4, 0, 0, 0, 1, 0xFF)),  # a header that is not there
+    ],
+)
+async def test_what_is_no_http2_ends_the_stream(sent: bytes) -> None:
+    pair = ClientPair()
+    pair.stream.data_received(sent)
+    assert len(pair.owner.ends) == 1
+    assert pair.wire.is_aborted
+
+
+async def test_headers_without_end_are_bounded() -> None:
+    pair = ClientPair()
+    part = bytes(16_000)
+    for kind in [1, *[9] * 10]:  # HEADERS, then CONTINUATION without END_HEADERS
+        pair.stream.data_received(
+            len(part).to_bytes(3, "big") + bytes((kind, 0, 0, 0, 0, 1)) + part
+        )
+    assert pair.owner.ends == ["it broke HTTP/2: its headers are too long"]
+
+
+async def test_aborted_stream_tells_nothing() -> None:
+    pair = ClientPair()
+    pair.stream.abort()
+    pair.h2.send_data(1, b"late")
+    pair.stream.data_received(pair.h2.data_to_send())
+    pair.stream.connection_lost(None)
+    assert (pair.owner.data, pair.owner.ends) == (b"", [])
