@@ -31,15 +31,17 @@ Headers = Iterable[tuple[str, str]]
 _STREAM = 1
 _DATA = 0
 _HEADER_LEN = 9
+_DATA_OF_STREAM = bytes((_DATA, 0)) + _STREAM.to_bytes(4, "big")
 #: Bytes of a frame that either end takes, and of the header blocks of one message.
-_MAX_FRAME = 16_384
-_MAX_BLOCK = 65_536
+_MAX_FRAME = _MAX_BLOCK = 65_536
 #: Bytes that may be under way, each way, until settings say otherwise (RFC 9113, 6.9.2).
 _DEFAULT_WINDOW = 65_535
 #: Bytes that a client may have under way.
 _SERVER_WINDOW = 2**20
 #: Answers to pings and settings that may wait for an end that does not read them.
 _MAX_UNREAD = 100
+#: Seconds that a client has to close a connection whose call has ended.
+_LINGER_S = 5.0
 #: Names whose values no table of the connection keeps.
 _SECRETS = frozenset({"authorization"})
 
@@ -55,6 +57,7 @@ ONE_STREAM = (
         settings={
             SettingsFrame.ENABLE_PUSH: 0,
             SettingsFrame.INITIAL_WINDOW_SIZE: _DEFAULT_WINDOW,
+            SettingsFrame.MAX_FRAME_SIZE: _MAX_FRAME,
             _ONE_STREAM_SETTING: 1,
         }
     ).serialize()
@@ -124,8 +127,11 @@ class Http2Stream(asyncio.Protocol, ABC):
 
     def write(self, data: bytes) -> None:
         """Send ``data`` as the other end has room for it."""
-        self._outgoing += data
-        self._send_outgoing()
+        if self._transport is not None and not self._outgoing and len(data) <= self._room():
+            self._send_frame(self._transport, data)
+        else:
+            self._outgoing += data
+            self._send_outgoing()
 
     def abort(self) -> None:
         """End the stream and its connection; the owner hears no more."""
@@ -149,6 +155,8 @@ class Http2Stream(asyncio.Protocol, ABC):
         self._owner.writable()
 
     def data_received(self, data: bytes) -> None:
+        if self._owner is None:
+            return
         self._num_received += 1
         data = self._received + data if self._received else data
         start = 0
@@ -278,21 +286,23 @@ class Http2Stream(asyncio.Protocol, ABC):
         return HeadersFrame(_STREAM, self._encoder.encode(secret), flags=["END_HEADERS", *flags])
 
     def _send_outgoing(self) -> None:
-        if not self._outgoing or self._transport is None:
+        if self._transport is None:
             return
         sent = 0
-        while size := min(
-            len(self._outgoing) - sent,
-            self._max_frame,
-            max(0, self._stream_window),
-            self._connection_window,
-        ):
-            header = size.to_bytes(3, "big") + bytes((_DATA, 0)) + _STREAM.to_bytes(4, "big")
-            self._transport.write(header + self._outgoing[sent : sent + size])
-            self._stream_window -= size
-            self._connection_window -= size
+        while size := min(len(self._outgoing) - sent, self._room()):
+            self._send_frame(self._transport, self._outgoing[sent : sent + size])
             sent += size
         del self._outgoing[:sent]
+
+    def _room(self) -> int:
+        """Bytes of the body that may go out in one frame now."""
+        return min(self._max_frame, max(0, self._stream_window), self._connection_window)
+
+    def _send_frame(self, transport: asyncio.Transport, data: bytes | bytearray) -> None:
+        size = len(data)
+        transport.write(size.to_bytes(3, "big") + _DATA_OF_STREAM + data)
+        self._stream_window -= size
+        self._connection_window -= size
 
     def _go_on(self) -> None:
         """There may be room again."""
@@ -344,16 +354,20 @@ class ServerStream(Http2Stream):
         self._send(self._headers(head))
 
     def finish(self, trailers: Headers) -> None:
-        """End the answer and its connection; what waits for room is dropped. Nobody hears more."""
+        """End the answer; what waits for room is dropped. Nobody hears more.
+
+        The client closes the connection. Closed here, with data from it unread, it could take the
+        trailers back (RFC 9112, 9.6).
+        """
         self._leave()
-        self._send(self._headers(trailers, "END_STREAM"))
-        if self._transport is not None:
-            self._transport.close()
+        self._send(self._headers(trailers, "END_STREAM"), RstStreamFrame(_STREAM))
+        self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self.abort)
 
     def _begin(self) -> bytes:
         settings = {
             SettingsFrame.MAX_CONCURRENT_STREAMS: 1,
             SettingsFrame.INITIAL_WINDOW_SIZE: self._window,
+            SettingsFrame.MAX_FRAME_SIZE: _MAX_FRAME,
         }
         more = WindowUpdateFrame(0, window_increment=self._window - _DEFAULT_WINDOW)
         return SettingsFrame(settings=settings).serialize() + more.serialize()

@@ -11,8 +11,7 @@ import contextlib
 import random
 import signal
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
@@ -22,10 +21,12 @@ from tokenizers import Tokenizer
 from bench.workloads import WORDS
 from triptych.convert import info_to_proto
 from triptych.convert_packed import pack_deltas
+from triptych.drain import Drain
 from triptych.event_loop import run_loop
 from triptych.logprobs import pack_logprobs
 from triptych.models import ensure
 from triptych.rpc import RpcServer
+from triptych.sessions import SessionKind, SessionRequests
 from triptych.v1 import generate_pb2, generate_pb2_grpc
 from triptych.wire import ChoiceDelta, GenerateDelta, ModelInfo
 
@@ -37,43 +38,75 @@ _NUM_ROWS = 64
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-@dataclass(slots=True)
 class _Session:
-    """Requests of one caller: how many tokens each still gets."""
+    """Requests of one caller: how many tokens each still gets. A step is due each ``step_s``."""
 
-    left: dict[int, int] = field(default_factory=dict)
-    held: set[int] = field(default_factory=set)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(self, worker: "FastWorker", step_s: float, on_news: Callable[[], None]) -> None:
+        self._worker = worker
+        self._step_s = step_s
+        self._on_news = on_news
+        self._left: dict[int, int] = {}
+        self._held: set[int] = set()
+        self._loop = asyncio.get_running_loop()
+        self._last = 0.0
+        self._is_idle = True
+        self._is_due = False
+        self.requests = SessionRequests(Drain(), lambda *_: None)
 
-    async def take_commands(self, commands: AsyncIterator[generate_pb2.GenerateCommands]) -> None:
-        async for message in commands:
-            for command in message.commands:
-                self._apply(command)
-            self.news.set()
+    def apply(self, commands: generate_pb2.GenerateCommands) -> None:
+        for command in commands.commands:
+            self._apply(command)
+        if self._is_idle:
+            self._is_idle = False
+            self._last = time.perf_counter()
+            self._await_step()
+
+    def take_step(self) -> generate_pb2.GenerateStep | None:
+        if not self._is_due:
+            return None
+        self._is_due = False
+        num_steps = int((time.perf_counter() - self._last) / self._step_s)
+        num_steps = min(_MAX_TOKENS, max(1, num_steps))
+        self._last += num_steps * self._step_s
+        given = self._next_tokens(num_steps)
+        if not given:
+            self._is_idle = True
+            return None
+        self._await_step()
+        return self._worker.message(given)
 
     def _apply(self, command: generate_pb2.GenerateCommand) -> None:
         kind = command.WhichOneof("command")
         if kind == "submit":
             request = command.submit.request
-            self.left[command.submit.key] = request.sampling_params.max_tokens - request.resume_from
+            tokens_left = request.sampling_params.max_tokens - request.resume_from
+            self._left[command.submit.key] = tokens_left
         elif kind == "abort":
-            self.left.pop(command.abort, None)
+            self._left.pop(command.abort, None)
         elif kind == "hold":
-            self.held.add(command.hold)
+            self._held.add(command.hold)
         else:
-            self.held.discard(command.release)
+            self._held.discard(command.release)
 
-    def next_tokens(self, num_steps: int) -> dict[int, int]:
+    def _await_step(self) -> None:
+        wait_s = max(0.0, self._last + self._step_s - time.perf_counter())
+        self._loop.call_later(wait_s, self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._is_due = True
+        self._on_news()
+
+    def _next_tokens(self, num_steps: int) -> dict[int, int]:
         """How many tokens each request gets, by key; negative: it ends with them."""
         given = {}
-        for key, left in list(self.left.items()):
-            if key in self.held:
+        for key, left in list(self._left.items()):
+            if key in self._held:
                 continue
             if left > num_steps:
-                given[key], self.left[key] = num_steps, left - num_steps
+                given[key], self._left[key] = num_steps, left - num_steps
             else:
                 given[key] = -left
-                del self.left[key]
+                del self._left[key]
         return given
 
 
@@ -82,26 +115,12 @@ class FastWorker(generate_pb2_grpc.GenerateServiceServicer):
         self._step_s = step_s
         self._rows = token_rows()
 
-    async def Session(
-        self, request_iterator: AsyncIterator[generate_pb2.GenerateCommands], context: _Context
-    ) -> AsyncIterator[generate_pb2.GenerateStep]:
-        session = _Session()
-        reading = asyncio.create_task(session.take_commands(request_iterator))
-        clock = time.perf_counter
-        last = clock()
-        try:
-            while True:
-                await asyncio.sleep(max(0.0, last + self._step_s - clock()))
-                num_steps = min(_MAX_TOKENS, max(1, int((clock() - last) / self._step_s)))
-                if given := session.next_tokens(num_steps):
-                    last += num_steps * self._step_s
-                    yield self._message(given)
-                else:
-                    session.news.clear()
-                    await session.news.wait()
-                    last = clock()
-        finally:
-            reading.cancel()
+    def open_session(self, on_news: Callable[[], None]) -> _Session:
+        return _Session(self, self._step_s, on_news)
+
+    async def Session(self, request_iterator: Any, context: _Context) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "only on a connection of its own")
+        yield None
 
     async def Generate(self, request: Any, context: _Context) -> AsyncIterator[Any]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "sessions only")
@@ -128,7 +147,7 @@ class FastWorker(generate_pb2_grpc.GenerateServiceServicer):
             )
         )
 
-    def _message(self, given: dict[int, int]) -> generate_pb2.GenerateStep:
+    def message(self, given: dict[int, int]) -> generate_pb2.GenerateStep:
         return generate_pb2.GenerateStep(
             deltas=pack_deltas(
                 (key, self._rows[key % _NUM_ROWS][abs(count)][count < 0])
@@ -168,6 +187,8 @@ async def serve(step_s: float, num_ports: int) -> int:
     servers = [RpcServer(["triptych.v1.GenerateService"]) for _ in range(num_ports)]
     for rpc in servers:
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(worker, rpc.server)
+        commands = generate_pb2.GenerateCommands
+        rpc.add_sessions(SessionKind("triptych.v1.GenerateService", commands, worker.open_session))
     return await serve_scripted(servers)
 
 
@@ -182,7 +203,7 @@ async def serve_scripted(servers: list[RpcServer]) -> int:
     print("serves on " + "  ".join(f"grpc://127.0.0.1:{port}" for port in ports), flush=True)
     await stop.wait()
     with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*(rpc.server.stop(0) for rpc in servers))
+        await asyncio.gather(*(rpc.stop(0) for rpc in servers))
     return 0
 
 
