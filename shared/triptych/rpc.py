@@ -77,15 +77,16 @@ class RpcServer:
         """Take calls at the port that was bound.
 
         Raises:
-            SetupError: there is no room for a socket in the directory for temporary files.
+            SetupError: no socket can be made in the directory for temporary files.
         """
         assert self._port is not None, "a server is bound before it starts"
-        self._backend = Backend()
-        path = self._backend.path
         try:
-            self.server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:
-            raise SetupError(f"cannot listen on {path}: is TMPDIR's path too long?") from error
+            self._backend = Backend()
+            self.server.add_insecure_port(f"unix:{self._backend.path}")
+        except (OSError, RuntimeError) as error:
+            if self._backend is not None:
+                self._backend.close()
+            raise SetupError(f"cannot make a socket in TMPDIR, or in /tmp: {error}") from error
         await self.server.start()
         self._backend.hide()
         await self._port.start(self._backend)

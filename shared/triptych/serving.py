@@ -198,12 +198,12 @@ async def running(service: Service) -> AsyncIterator[Listener]:
             grpc_port = service.rpc.bind(settings.host, service.grpc_port, service.hops)
             service.addresses.append(f"grpc://{host}:{grpc_port}")
         async with service.background():
+            if service.rpc is not None:
+                await service.rpc.start()
             http = _Server(_uvicorn_config(service))
             listener = Listener(
                 service, http, asyncio.create_task(http.serve(sockets=[http_socket]))
             )
-            if service.rpc is not None:
-                await service.rpc.start()
             await http.listening.wait()
             try:
                 yield listener

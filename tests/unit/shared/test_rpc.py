@@ -1,12 +1,14 @@
 """Calls that end under their caller, over a real server."""
 
 import asyncio
+import tempfile
+from pathlib import Path
 
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from support.net import listening
-from triptych.errors import InvalidRequestError, TriptychError, UnavailableError
+from triptych.errors import InvalidRequestError, SetupError, TriptychError, UnavailableError
 from triptych.http import create_app
 from triptych.rpc import RpcErrors, RpcServer, open_channel
 from triptych.rpc_edge import abort_call
@@ -63,6 +65,21 @@ async def test_answer_under_way_goes_out_while_the_server_stops() -> None:
         await servicer.is_asked.wait()
         await rpc.stop(60)
         assert len((await asking).body) == 30_000_000
+
+
+async def test_directory_in_which_no_socket_can_be_made_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    for folder in (long, tmp_path / "missing"):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        rpc = RpcServer(["triptych.v1.RenderService"])
+        rpc.bind("127.0.0.1", 0)
+        with pytest.raises(SetupError, match="cannot make a socket in TMPDIR"):
+            await rpc.start()
+        await rpc.stop(0)
+    assert list(long.iterdir()) == []
 
 
 async def refusal(target: str, text: str) -> TriptychError:
