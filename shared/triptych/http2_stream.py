@@ -127,7 +127,7 @@ class Http2Stream(asyncio.Protocol, ABC):
 
     def write(self, data: bytes) -> None:
         """Send ``data`` as the other end has room for it."""
-        if self._transport is not None and not self._outgoing and len(data) <= self._room():
+        if self._transport is not None and not self._outgoing and 0 < len(data) <= self._room():
             self._send_frame(self._transport, data)
         else:
             self._outgoing += data

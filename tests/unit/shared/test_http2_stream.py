@@ -217,6 +217,7 @@ CUTS = st.lists(st.integers(1, 30) | st.integers(1000, 70_000), min_size=1, max_
 
 
 @pytest.mark.parametrize("kind", [ClientPair, ServerPair])
+@example(actions=[("write", 2), ("settings", 1, 16_384), ("write", 0)], cuts=[1])
 @example(actions=[("write", 1), ("acknowledge",), ("settings", 1, 16_384), ("write", 1)], cuts=[1])
 @given(actions=ACTIONS, cuts=CUTS)
 def test_bytes_come_whole_both_ways_in_any_cut_under_any_window(
