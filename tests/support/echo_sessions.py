@@ -19,7 +19,7 @@ class Echo:
 
     def __init__(self, drain: Drain, on_news: Callable[[], None]) -> None:
         self._on_news = on_news
-        self._steps: list[bytes] = []
+        self.steps: list[bytes] = []
         self.requests = SessionRequests(drain, lambda key, error: self._say(error.message.encode()))
 
     def apply(self, commands: render_pb2.TextRequest) -> None:
@@ -34,14 +34,14 @@ class Echo:
                 self._say(body)
 
     def take_step(self) -> render_pb2.TextResponse | None:
-        if not self._steps:
+        if not self.steps:
             return None
-        if (body := self._steps.pop(0)) == b"break later":
+        if (body := self.steps.pop(0)) == b"break later":
             raise RuntimeError("a fault of ours")
         return render_pb2.TextResponse(body=body)
 
     def _say(self, body: bytes) -> None:
-        self._steps.append(body)
+        self.steps.append(body)
         self._on_news()
 
 

@@ -15,12 +15,14 @@ from h2.events import (
     RequestReceived,
     ResponseReceived,
     StreamEnded,
+    StreamReset,
     TrailersReceived,
 )
 from h2.settings import SettingCodes
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from support.wire import Wire
 from triptych.http2_stream import (
     KEEP_ALIVE,
     PREFACE,
@@ -41,34 +43,6 @@ HEAD = [
 PING_FRAME = bytes((0, 0, 8, 6, 0, 0, 0, 0, 0)) + bytes(8)
 PING_ACK = bytes((0, 0, 8, 6, 1, 0, 0, 0, 0)) + bytes(8)
 ANSWER_HEAD = [(":status", "200"), ("content-type", "application/grpc")]
-
-
-class Wire(asyncio.Transport):
-    """Keeps what is written, each part by itself: h2 looks at new settings once a part."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-        self.is_aborted = False
-        self._used = asyncio.Event()
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written.append(bytes(data))
-        self._used.set()
-
-    def abort(self) -> None:
-        self.is_aborted = True
-        self._used.set()
-
-    async def until_used(self) -> None:
-        """Return when something is written, or the connection is aborted."""
-        self._used.clear()
-        async with asyncio.timeout(20):
-            await self._used.wait()
-
-    def take(self) -> list[bytes]:
-        written, self.written = self.written, []
-        return written
 
 
 @dataclass(slots=True)
@@ -172,7 +146,7 @@ class ServerPair(Pair):
 
     def __init__(self, cuts: list[int] | None = None) -> None:
         self.answer: list[list[tuple[str, str]]] = []
-        self.has_end = False
+        self.has_end = self.is_reset = False
         super().__init__(cuts)
 
     def _begin(self) -> None:
@@ -198,6 +172,7 @@ class ServerPair(Pair):
         if isinstance(event, ResponseReceived | TrailersReceived):
             self.answer.append([(str(name), str(value)) for name, value in event.headers])
         self.has_end = self.has_end or isinstance(event, StreamEnded)
+        self.is_reset = self.is_reset or isinstance(event, StreamReset)
 
 
 def pieces(data: bytes, cuts: Iterator[int]) -> Iterator[bytes]:
@@ -217,6 +192,7 @@ CUTS = st.lists(st.integers(1, 30) | st.integers(1000, 70_000), min_size=1, max_
 
 
 @pytest.mark.parametrize("kind", [ClientPair, ServerPair])
+@example(actions=[("settings", 200_000, 16_384), ("write", 200_000)], cuts=[2**20])
 @example(actions=[("write", 2), ("settings", 1, 16_384), ("write", 0)], cuts=[1])
 @example(actions=[("write", 1), ("acknowledge",), ("settings", 1, 16_384), ("write", 1)], cuts=[1])
 @given(actions=ACTIONS, cuts=CUTS)
@@ -310,8 +286,9 @@ async def test_answer_ends_with_its_trailers() -> None:
     pair.exchange()
     assert pair.received == b"body"
     assert pair.answer == [ANSWER_HEAD, [("grpc-status", "3"), ("long", "x" * 9_000)]]
-    assert (pair.has_end, pair.owner.ends) == (True, [])
+    assert (pair.has_end, pair.is_reset, pair.owner.ends) == (True, True, [])
     pair.stream.data_received(bytes(100_000))  # what was under way
+    await asyncio.sleep(0.01)
     assert not pair.wire.is_aborted  # that could take the trailers back
     pair.stream.connection_lost(None)
     assert pair.wire.is_aborted
@@ -347,11 +324,12 @@ async def test_client_that_ends_its_side_has_left() -> None:
 
 async def test_pings_whose_answers_nobody_reads_end_the_stream() -> None:
     pair = ServerPair()
-    pair.stream.pause_writing()
-    for _ in range(99):
-        pair.h2.ping(b"12345678")
-    pair.exchange()
-    pair.stream.resume_writing()
+    for _ in range(3):
+        pair.stream.pause_writing()
+        for _ in range(100):
+            pair.h2.ping(b"12345678")
+        pair.exchange()
+        pair.stream.resume_writing()
     assert not pair.owner.ends
     pair.stream.pause_writing()
     for _ in range(101):
@@ -374,6 +352,19 @@ async def test_silent_end_is_asked_for_a_sign_of_life(is_alive: bool) -> None:
     if not is_alive:
         await wire.until_used()
     assert owner.ends == ([] if is_alive else ["no sign of life"])
+    stream.abort()
+
+
+async def test_end_that_says_something_is_not_asked() -> None:
+    wire = Wire()
+    stream = ServerStream(Owner(), KeepAlive(silence_s=0.1, answer_s=20))
+    start = asyncio.get_running_loop().time()
+    stream.connection_made(wire)
+    wire.take()
+    stream.data_received(PING_ACK)
+    await wire.until_used()
+    assert wire.take() == [PING_FRAME]
+    assert asyncio.get_running_loop().time() - start > 0.19
     stream.abort()
 
 

@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 import stat
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -256,6 +257,27 @@ async def test_closing_ends_every_connection() -> None:
         assert served.owner.ends == ["the connection was closed"]
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", served.number)
+
+
+async def test_newcomers_do_not_hold_up_the_end() -> None:
+    async with opened(echo) as served, connected(served) as (reader, _), asyncio.timeout(10):
+        while not served.port.newcomers:  # noqa: ASYNC110  # it says nothing
+            await asyncio.sleep(0)
+        await served.port.close(3600)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+
+
+async def test_stranger_that_leaves_at_once_leaves_nothing_behind() -> None:
+    async with asyncio.timeout(20), opened(echo) as served:  # its end waits for what is behind
+        for _ in range(100):
+            with socket.create_connection(("127.0.0.1", served.number)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.sendall(STRANGER)
+            await asyncio.sleep(0)
+        async with connected(served) as (reader, writer):  # the others have been taken by then
+            writer.write(STRANGER)
+            assert await reader.readexactly(5) == b"hello"
 
 
 def test_backend_is_reached_by_its_process_alone() -> None:

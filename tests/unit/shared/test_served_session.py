@@ -2,15 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import TypeAlias
 
 import grpc.aio
 import pytest
 from google.protobuf.message import Message
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, Event, ResponseReceived, StreamEnded
 
-from support.echo_sessions import SERVICE, serving
+from support.echo_sessions import SERVICE, Echo, serving
 from support.session_calls import Owner, end_of, until_came
+from support.wire import Wire
 from triptych.drain import Drain
 from triptych.errors import (
     OverloadedError,
@@ -22,7 +27,9 @@ from triptych.http2_stream import ONE_STREAM, PREFACE, ServerStream
 from triptych.metrics import CallMetrics
 from triptych.rpc import open_channel
 from triptych.rpc_errors import from_rpc_error
+from triptych.rpc_messages import framed
 from triptych.served_session import ServedSession
+from triptych.sessions import SessionKind
 from triptych.v1 import render_pb2
 from triptych_gateway.session_call import session_door
 
@@ -244,6 +251,101 @@ async def test_connection_without_a_head_is_left() -> None:
         with contextlib.suppress(ConnectionResetError):
             await reader.read()
         writer.close()
+
+
+class Pair:
+    """A session without a network, and h2's client."""
+
+    def __init__(self, drain: Drain, *, head_s: float = 20, service: str = SERVICE) -> None:
+        self.echoes: list[Echo] = []
+        self.events: list[Event] = []
+        self._wire = Wire()
+        kind = SessionKind(SERVICE, render_pb2.TextRequest, partial(self._open, drain))
+        self.stream = ServedSession({kind.path: kind}, NO_HOPS, drain, head_s=head_s).stream
+        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.h2.initiate_connection()
+        self.head = [(":method", "POST"), (":scheme", "http"), (":authority", "a")]
+        self.h2.send_headers(1, [*self.head, (":path", f"/{service}/Session")])
+        self.stream.connection_made(self._wire)
+        self.stream.data_received(self.h2.data_to_send()[len(PREFACE) :])
+        self.exchange()
+
+    @property
+    def is_aborted(self) -> bool:
+        return self._wire.is_aborted
+
+    def send(self, body: bytes) -> None:
+        self.h2.send_data(1, framed(asked(body)))
+        self.exchange()
+
+    def exchange(self) -> None:
+        for part in self._wire.take():
+            self.events += self.h2.receive_data(part)
+        self.stream.data_received(self.h2.data_to_send())
+
+    def num_received(self) -> int:
+        return sum(len(event.data) for event in self.events if isinstance(event, DataReceived))
+
+    def has_end(self) -> bool:
+        return any(isinstance(event, StreamEnded) for event in self.events)
+
+    def _open(self, drain: Drain, on_news: Callable[[], None]) -> Echo:
+        self.echoes.append(Echo(drain, on_news))
+        return self.echoes[-1]
+
+
+async def turn(pair: Pair) -> None:
+    """Let the session send what it can, and deliver that."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+        pair.exchange()
+
+
+async def test_nothing_is_taken_without_room_and_all_goes_out_before_the_end() -> None:
+    drain = Drain()
+    pair = Pair(drain)
+    for size in (65_000, 9_000, 9_000):
+        pair.send(bytes(size))
+    await turn(pair)
+    assert pair.num_received() == 65_535
+    assert len(pair.echoes[0].steps) == 1  # a second one has been begun
+    drain.begin()
+    await turn(pair)
+    assert not pair.has_end()
+    for stream_id in (None, 1):
+        pair.h2.increment_flow_control_window(2**20, stream_id)
+    pair.exchange()
+    await turn(pair)
+    assert pair.num_received() > 83_000
+    assert pair.has_end()
+    pair.stream.abort()
+
+
+async def test_head_in_time_ends_the_waiting_for_it() -> None:
+    pair = Pair(Drain(), head_s=0.02)
+    await asyncio.sleep(0.1)
+    assert not pair.is_aborted
+    pair.stream.abort()
+
+
+async def test_second_head_ends_the_session() -> None:
+    pair = Pair(Drain())
+    pair.h2.send_headers(1, [("x", "y")], end_stream=True)
+    again = pair.h2.data_to_send()
+    pair.stream.data_received(again[:4] + b"\4" + again[5:])  # without END_STREAM
+    assert pair.is_aborted
+    assert len(pair.echoes) == 1
+
+
+async def test_refusal_is_a_whole_answer() -> None:
+    pair = Pair(Drain(), service="other.Service")
+    (answer,) = [event for event in pair.events if isinstance(event, ResponseReceived)]
+    headers = {str(name): str(value) for name, value in answer.headers}
+    assert headers[":status"] == "200"
+    assert headers["content-type"] == "application/grpc"
+    assert headers["grpc-status"] == "12"
+    assert pair.has_end()
+    pair.stream.abort()
 
 
 @pytest.mark.parametrize("sent", [b"x" * 9, bytes((0, 0, 1, 0, 0, 0, 0, 0, 1, 0))])
