@@ -24,9 +24,10 @@ _PARAM = "sampling_params.structured_outputs"
 _NOISE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?")
 _MESSAGE_CHARS = 300
 _ANY_OBJECT = {"type": "object"}
-#: A character of a string as xgrammar writes it where lengths are bounded, and as JSON has it.
-_CHARS_OF_BOUNDED = r"[^\"\\\r\n]"
-_CHARS_IN_JSON = r"[^\0-\x1f\"\\]"
+#: A character of a string as xgrammar has it where lengths are bounded, and as JSON has it. In its
+#: serialized grammars: a class, its length, that it is negated, first and last of each range.
+_CHAR_OF_BOUNDED = [1, 9, 1, 34, 34, 92, 92, 13, 13, 10, 10]
+_CHAR_IN_JSON = [1, 9, 1, 34, 34, 92, 92, 0, 31, 10, 10]
 
 
 class MissingLibraryError(Exception):
@@ -152,12 +153,18 @@ def _json_grammar(schema: Any, *, any_whitespace: bool) -> Any:
 def _escaped(grammar: Any) -> Any:
     """``grammar`` with the control characters that JSON escapes kept out of all its strings.
 
-    xgrammar lets them pass in strings whose length is bounded.
+    xgrammar lets them pass in strings whose length is bounded. Its text of a grammar is not read
+    back as it was: an escape of two digits takes those that follow it as well.
     """
-    text = grammar.to_string()
-    if _CHARS_OF_BOUNDED not in text:
+    made = msgspec.json.decode(str(grammar.serialize_json()))
+    data, size = made["grammar_expr_data"], len(_CHAR_OF_BOUNDED)
+    starts = made["grammar_expr_indptr"]
+    found = [start for start in starts if data[start : start + size] == _CHAR_OF_BOUNDED]
+    if not found:
         return grammar
-    return native().Grammar.from_ebnf(text.replace(_CHARS_OF_BOUNDED, _CHARS_IN_JSON), "root")
+    for start in found:
+        data[start : start + size] = _CHAR_IN_JSON
+    return native().Grammar.deserialize_json(msgspec.json.encode(made).decode())
 
 
 def _failing_place(kind: str, outputs: StructuredOutputs) -> str:

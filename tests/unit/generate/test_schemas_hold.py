@@ -19,6 +19,7 @@ TOKENS = [bytes([code]) for code in range(32, 127)] + [b"\n", b"\t", b"\xc3\xa9"
 CLOSERS = [index for index, token in enumerate(TOKENS) if token in {b'"', b"}", b"]"}]
 END = len(TOKENS)
 COMPILER = make_compiler([*TOKENS, b""])
+BYTES_COMPILER = make_compiler([bytes([code]) for code in range(256)] + [b""])
 
 
 def walk(outputs: StructuredOutputs, seed: int, max_tokens: int = 300) -> str | None:
@@ -76,12 +77,38 @@ def test_valid_output_is_allowed(schema: Any, valid: str) -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=4), st.data())
 def test_choices_are_held_exactly(choices: list[str], data: st.DataObject) -> None:
-    compiler = make_compiler([bytes([code]) for code in range(256)] + [b""])
-    compiled = compile_grammar(compiler, StructuredOutputs(choice=choices))
+    compiled = compile_grammar(BYTES_COMPILER, StructuredOutputs(choice=choices))
     said = data.draw(st.sampled_from(choices) | st.text(min_size=1, max_size=6))
     constraint = Constraint(compiled, vocab_size=257, end_ids={256})
     is_held = constraint.follow(list(said.encode())) is None
     assert (is_held and bool(constraint.allowed(list(said.encode()))[256])) == (said in choices)
+
+
+TEXTS = st.text(st.characters(max_codepoint=255) | st.sampled_from("0af"), min_size=1, max_size=4)
+
+
+@given(TEXTS, TEXTS, st.integers(0, 99))
+def test_names_and_constants_are_held_beside_strings_of_bounded_length(
+    name: str, constant: str, seed: int
+) -> None:
+    properties = {name: {"const": constant}, "other": {"type": "string", "maxLength": 1}}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    outputs = StructuredOutputs(json=schema, disable_any_whitespace=True)
+    compiled = compile_grammar(BYTES_COMPILER, outputs)
+    constraint = Constraint(compiled, vocab_size=257, end_ids={256})
+    draw, output = random.Random(seed), list[int]()
+    while (code := draw.choice(constraint.allowed(output).nonzero()[0].tolist())) != 256:
+        output.append(code)
+    assert json.loads(bytes(output).decode(errors="replace"))[name] == constant
+
+
+def test_grammar_within_a_tag_is_held_beside_a_string_of_bounded_length() -> None:
+    bounded = {"type": "json_schema", "json_schema": {"type": "string", "maxLength": 1}}
+    elements = [{"type": "grammar", "grammar": r"root ::= [\^a]"}, bounded]
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+    compiled = compile_grammar(BYTES_COMPILER, StructuredOutputs(structural_tag=json.dumps(tag)))
+    constraint = Constraint(compiled, vocab_size=257, end_ids={256})
+    assert bytes(constraint.allowed([]).nonzero()[0].tolist()) == b"^a"
 
 
 @pytest.mark.parametrize(
