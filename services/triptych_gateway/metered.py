@@ -61,8 +61,11 @@ class MeteredGenerate:
         try:
             async with aclosing(self._link.generate(request, take)) as deltas:
                 async for delta in deltas:
-                    meter.count(delta)
-                    yield delta
+                    came_at = time.perf_counter()
+                    try:  # counted while the delta is on its way
+                        yield delta
+                    finally:
+                        meter.count(delta, came_at)
         finally:
             between = meter.end(request.sampling_params.n)
             if between is not None:
@@ -95,13 +98,13 @@ class _AnswerMeter:
         """Whether ``taker`` takes ``delta``, which is counted then."""
         is_taken = taker(delta)
         if is_taken:
-            self.count(delta)
+            self.count(delta, time.perf_counter())
         return is_taken
 
-    def count(self, delta: GenerateDelta) -> None:
+    def count(self, delta: GenerateDelta, came_at: float) -> None:
         for choice in delta.choices:
             self._num_tokens += len(choice.token_ids)
-        self._last_at = time.perf_counter()
+        self._last_at = came_at
         if not self._first_at:
             self._first_at, self._num_first = self._last_at, self._num_tokens
             self._on_begin(self._first_at, self._start)

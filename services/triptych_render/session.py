@@ -1,5 +1,6 @@
 """All requests of one caller in one call: what is rendered meanwhile is answered together."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -7,12 +8,14 @@ from triptych.convert import rendered_to_proto
 from triptych.convert_packed import error_to_proto
 from triptych.drain import Drain
 from triptych.errors import InvalidRequestError, TriptychError
-from triptych.offload import offload_body
+from triptych.offload import INLINE_BYTES
 from triptych.request_ids import accept_request_id
 from triptych.rpc_options import MAX_MESSAGE_BYTES
 from triptych.sessions import STEP_BYTES, SessionRequests, first_part
 from triptych.v1 import generate_pb2, render_pb2
 from triptych_render.renderer import Renderer
+
+_Answer = render_pb2.RenderAnswer
 
 #: Bytes of one rendered request.
 _MAX_ANSWER_BYTES = MAX_MESSAGE_BYTES // 2
@@ -24,7 +27,7 @@ class RenderSession:
     def __init__(self, renderer: Renderer, drain: Drain, on_news: Callable[[], None]) -> None:
         """``on_news`` is called when there may be a step to take."""
         self._renderer = renderer
-        self._answers: list[render_pb2.RenderAnswer] = []
+        self._answers: list[_Answer] = []
         self._errors: list[generate_pb2.RequestError] = []
         self._on_news = on_news
         self.requests = SessionRequests(drain, self._fail)
@@ -45,6 +48,14 @@ class RenderSession:
 
     def _submit(self, submit: render_pb2.SubmitRender) -> None:
         request_id = accept_request_id(submit.request.request_id or None)
+        if len(submit.request.body) <= INLINE_BYTES:  # over before anything could end it
+            self.requests.run_at_once(
+                submit.key,
+                lambda: self._keep(self._rendered(submit, request_id)),
+                request_id=request_id,
+                trace=submit.trace,
+            )
+            return
         try:
             self.requests.start(
                 submit.key,
@@ -57,18 +68,15 @@ class RenderSession:
             self._fail(submit.key, error)
 
     async def _run(self, submit: render_pb2.SubmitRender, request_id: str) -> None:
-        body, chat, completion = (
-            submit.request.body,
-            self._renderer.render_chat,
-            self._renderer.render_completion,
-        )
-        render = completion if submit.is_completion else chat
+        self._keep(await asyncio.to_thread(self._rendered, submit, request_id))
 
-        def answer() -> render_pb2.RenderAnswer:
-            response = rendered_to_proto(render(body, request_id=request_id))
-            return render_pb2.RenderAnswer(key=submit.key, response=response)
+    def _rendered(self, submit: render_pb2.SubmitRender, request_id: str) -> _Answer:
+        renderer = self._renderer
+        render = renderer.render_completion if submit.is_completion else renderer.render_chat
+        response = rendered_to_proto(render(submit.request.body, request_id=request_id))
+        return _Answer(key=submit.key, response=response)
 
-        answered = await offload_body(body, answer)
+    def _keep(self, answered: _Answer) -> None:
         if (size := answered.ByteSize()) > _MAX_ANSWER_BYTES:
             raise InvalidRequestError(
                 f"the rendered request has {size:,} bytes, limit is {_MAX_ANSWER_BYTES:,}"

@@ -36,21 +36,33 @@ class Drain:
         Raises:
             UnavailableError: the door is closed.
         """
+        with self.turn():
+            task = asyncio.current_task()
+            assert task is not None, "work runs in a task"
+            self._tasks.add(task)
+            self._is_idle.clear()
+            try:
+                yield
+            finally:
+                self._tasks.discard(task)
+                if not self._tasks:
+                    self._is_idle.set()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around work that ends in this turn of the event loop.
+
+        Raises:
+            UnavailableError: the door is closed.
+        """
         if self.is_draining:
             raise stopping_error()
-        task = asyncio.current_task()
-        assert task is not None, "work runs in a task"
-        self._tasks.add(task)
-        self._is_idle.clear()
         start = time.perf_counter()
         try:
             yield
         finally:
             if self._on_end is not None:
                 self._on_end(time.perf_counter() - start)
-            self._tasks.discard(task)
-            if not self._tasks:
-                self._is_idle.set()
 
     def begin(self) -> None:
         """Take no new work from now on."""

@@ -99,12 +99,24 @@ class SessionRequests:
         """
         if self._drain.is_draining:
             raise stopping_error()
-        if key in self._tasks:
-            raise InvalidRequestError(f"the key {key} is in use in this session", param="key")
+        self._check_free(key)
         traced = traced_request(request_id, trace)
         self._tasks[key] = asyncio.create_task(self._run(key, timeout_s, work, traced))
         self._tasks[key].add_done_callback(lambda _: self._forget(key))
         self._is_idle.clear()
+
+    def run_at_once(
+        self, key: int, work: Callable[[], None], *, request_id: str, trace: Mapping[str, str]
+    ) -> None:
+        """Run ``work`` in this turn of the event loop, without a task; its errors are told too."""
+        try:
+            self._check_free(key)
+            with traced_request(request_id, trace), self._drain.turn():
+                work()
+        except TriptychError as error:
+            self._on_error(key, error)
+        except Exception:  # noqa: BLE001  # the request edge
+            self._failed(key)
 
     def end(self, key: int) -> None:
         """End a request whose caller does not want it any more; unknown ones have ended."""
@@ -146,8 +158,15 @@ class SessionRequests:
                 raise
             self._on_error(key, stopping_error())
         except Exception:  # noqa: BLE001  # the request edge
-            _log.exception("a request of a session failed")
-            self._on_error(key, InternalError("internal error; see the server's log"))
+            self._failed(key)
+
+    def _check_free(self, key: int) -> None:
+        if key in self._tasks:
+            raise InvalidRequestError(f"the key {key} is in use in this session", param="key")
+
+    def _failed(self, key: int) -> None:
+        _log.exception("a request of a session failed")
+        self._on_error(key, InternalError("internal error; see the server's log"))
 
     def _forget(self, key: int) -> None:
         del self._tasks[key]

@@ -11,9 +11,16 @@ import grpc.aio
 import msgspec
 import pytest
 
+from support.call_metrics import num_ended
 from support.stack import free_ports
 from triptych.convert import rendered_from_proto
-from triptych.errors import DeadlineError, InvalidRequestError, TriptychError, UnavailableError
+from triptych.errors import (
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    TriptychError,
+    UnavailableError,
+)
 from triptych.reply import Endpoint, Rendered
 from triptych.rpc import RpcErrors, RpcServer, open_channel
 from triptych.v1 import generate_pb2, render_pb2, render_pb2_grpc
@@ -94,6 +101,7 @@ async def test_answers_are_those_of_calls_of_their_own(renderer: Renderer) -> No
         are_sound = [isinstance(each, Rendered) for each in wanted]
         assert are_sound == [True, True, False, False, False, True, False]
         await server.rpc.drain.until_idle()
+        assert num_ended(server.rpc.metrics, "Session") == 3 * len(BODIES)
 
 
 async def test_draining_render_refuses_and_ends_its_sessions(renderer: Renderer) -> None:
@@ -102,6 +110,25 @@ async def test_draining_render_refuses_and_ends_its_sessions(renderer: Renderer)
         await server.rpc.begin_drain()
         with pytest.raises(UnavailableError):
             await server.link.render(*BODIES[0], "r")
+
+
+@pytest.mark.parametrize("prompt", ["Hi.", "word " * 3000], ids=["at once", "in a thread"])
+async def test_fault_at_render_fails_one_request_alone(
+    renderer: Renderer,
+    prompt: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(renderer, "render_completion", fail)
+    body = msgspec.json.encode({"prompt": prompt})
+    async with served(renderer) as server:
+        failing = asyncio.create_task(by_session(server.link, "completions", body))
+        assert isinstance(await server.link.render(*BODIES[0], "r"), Rendered)
+        assert await failing == (InternalError, "internal error; see the server's log", None)
+        assert "a fault of ours" in caplog.text
 
 
 async def test_session_opens_again_after_render_was_gone(renderer: Renderer) -> None:
@@ -170,11 +197,15 @@ async def test_answer_that_does_not_come_is_a_deadline() -> None:
         assert (await commands.get()).submits[0].timeout_s == 0.05
 
 
-async def test_key_that_is_in_use_is_refused(renderer: Renderer) -> None:
-    submit = render_pb2.SubmitRender(key=7, request=render_pb2.RenderRequest(body=BODIES[1][1]))
+@pytest.mark.parametrize("second", [BODIES[1][1], BODIES[0][1]], ids=["in a thread", "at once"])
+async def test_key_that_is_in_use_is_refused(renderer: Renderer, second: bytes) -> None:
+    submits = [
+        render_pb2.SubmitRender(key=7, request=render_pb2.RenderRequest(body=body))
+        for body in (BODIES[1][1], second)
+    ]
     async with served(renderer) as server, open_channel(server.target) as channel:
         call = render_pb2_grpc.RenderServiceStub(channel).Session()
-        await call.write(render_pb2.RenderCommands(submits=[submit, submit]))
+        await call.write(render_pb2.RenderCommands(submits=submits))
         errors: list[generate_pb2.RequestError] = []
         answers: list[render_pb2.RenderAnswer] = []
         while not (errors and answers):

@@ -13,6 +13,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, Event, ResponseReceived, StreamEnded
 
+from support.call_metrics import num_ended
 from support.echo_sessions import SERVICE, Echo, serving
 from support.session_calls import Owner, end_of, until_came
 from support.wire import Wire
@@ -24,7 +25,6 @@ from triptych.errors import (
 )
 from triptych.hops import NO_HOPS, Hops
 from triptych.http2_stream import ONE_STREAM, PREFACE, ServerStream
-from triptych.metrics import CallMetrics
 from triptych.rpc import open_channel
 from triptych.rpc_errors import from_rpc_error
 from triptych.rpc_messages import framed
@@ -217,15 +217,6 @@ async def test_requests_are_counted_as_work_of_the_method() -> None:
         async with asyncio.timeout(20):
             await rpc.drain.until_idle()
         assert num_ended(rpc.metrics, "Session") == 1
-
-
-def num_ended(metrics: CallMetrics, method: str) -> float:
-    return sum(
-        sample.value
-        for metric in metrics.collect()
-        for sample in metric.samples
-        if sample.name.endswith("_count") and sample.labels.get("method") == method
-    )
 
 
 async def test_drain_ends_a_session_when_nothing_runs() -> None:
