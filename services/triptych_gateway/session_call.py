@@ -137,6 +137,8 @@ class SessionCall:
         what = f"the session with {name} broke ({code}: {details})"
         if code == grpc.StatusCode.UNAVAILABLE.name:
             what = f"{name} is not reachable"
+        elif code == grpc.StatusCode.OK.name:
+            what = f"{name} ended the session"
         owner.ended(UnavailableError(what, retry_after_s=1))
 
 

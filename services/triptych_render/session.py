@@ -8,7 +8,7 @@ from triptych.convert import rendered_to_proto
 from triptych.convert_packed import error_to_proto
 from triptych.drain import Drain
 from triptych.errors import InvalidRequestError, TriptychError
-from triptych.offload import INLINE_BYTES
+from triptych.offload import is_large_body
 from triptych.request_ids import accept_request_id
 from triptych.rpc_options import MAX_MESSAGE_BYTES
 from triptych.sessions import STEP_BYTES, SessionRequests, first_part
@@ -48,7 +48,7 @@ class RenderSession:
 
     def _submit(self, submit: render_pb2.SubmitRender) -> None:
         request_id = accept_request_id(submit.request.request_id or None)
-        if len(submit.request.body) <= INLINE_BYTES:  # over before anything could end it
+        if not is_large_body(submit.request.body):  # over before anything could end it
             self.requests.run_at_once(
                 submit.key,
                 lambda: self._keep(self._rendered(submit, request_id)),

@@ -17,4 +17,9 @@ async def offload(work: Callable[[], _T], *, is_large: bool) -> _T:
 
 async def offload_body(body: bytes, work: Callable[[], _T]) -> _T:
     """``work()`` on ``body``, judged by the body's size."""
-    return await offload(work, is_large=len(body) > INLINE_BYTES)
+    return await offload(work, is_large=is_large_body(body))
+
+
+def is_large_body(body: bytes) -> bool:
+    """Whether rendering or derendering ``body`` would hold the event loop for a millisecond."""
+    return len(body) > INLINE_BYTES

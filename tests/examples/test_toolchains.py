@@ -42,7 +42,10 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command of the Go frontend, built from Debian's packages: nothing is downloaded."""
     needed = ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")
     missing = [tool for tool in needed if shutil.which(tool) is None]
-    missing += [] if (GO_PACKAGES / "src/google.golang.org/grpc").is_dir() else ["grpc's sources"]
+    sources = GO_PACKAGES / "src/google.golang.org"
+    missing += [
+        f"{name}'s sources" for name in ("grpc", "protobuf") if not (sources / name).is_dir()
+    ]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}: examples/README.md says which Debian packages")
     workspace = tmp_path_factory.mktemp("go")
